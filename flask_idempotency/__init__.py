@@ -1,0 +1,35 @@
+"""Once-per-key effects for Flask: claim, rows and answer in one transaction."""
+
+from __future__ import annotations
+
+from . import exceptions
+from .current import current_idempotency
+from .decorator import idempotent, not_idempotent
+from .exceptions import IdempotencyConfigError, IdempotencyError
+from .extension import Idempotency
+from .fingerprint import fingerprint
+from .guard import IdempotencyMutationGuard, MutationResult
+from .lifecycle import Claim, Decision, Diagnosis, RecordView, Scope, Verdict
+from .models import IdempotencyRecordMixin
+from .store import IdempotencyStore
+
+__all__ = [
+    "Claim",
+    "Decision",
+    "Diagnosis",
+    "Idempotency",
+    "IdempotencyConfigError",
+    "IdempotencyError",
+    "IdempotencyMutationGuard",
+    "IdempotencyRecordMixin",
+    "IdempotencyStore",
+    "MutationResult",
+    "RecordView",
+    "Scope",
+    "Verdict",
+    "current_idempotency",
+    "exceptions",
+    "fingerprint",
+    "idempotent",
+    "not_idempotent",
+]

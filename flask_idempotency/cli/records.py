@@ -1,0 +1,224 @@
+"""``expire``, ``purge`` and ``diagnose``."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from flask.cli import with_appcontext
+
+from flask_idempotency.exceptions import IdempotencyError, IdempotencyStoreUnavailable
+from flask_idempotency.lifecycle import SCOPE_LENGTHS, Scope, Verdict, check_text
+from flask_idempotency.ops import maintenance
+from flask_idempotency.state import get_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from flask_idempotency.lifecycle import Diagnosis, RecordView
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+def _clear_errors(command: F) -> F:
+    """Turn what can go wrong into one sentence and exit status 1."""
+
+    @functools.wraps(command)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except IdempotencyStoreUnavailable as error:
+            raise click.ClickException(error.reason) from error
+        except (IdempotencyError, RuntimeError) as error:
+            raise click.ClickException(str(error)) from error
+
+    return wrapper  # type: ignore[return-value]
+
+
+def _batch_options(command: F) -> F:
+    for option in (
+        click.option(
+            "--batch-size",
+            type=click.IntRange(min=1),
+            default=maintenance.BATCH_SIZE,
+            show_default=True,
+            help="Records of one transaction.",
+        ),
+        click.option("--dry-run", is_flag=True, help="Only count."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option("--yes", is_flag=True, help="Do not ask."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_batch_options
+@with_appcontext
+@_clear_errors
+def expire(*, yes: bool, as_json: bool, dry_run: bool, batch_size: int) -> None:
+    """
+    Mark the records whose key's life is over.
+
+    A key is reusable from its expiry on, marked or not; a marked record can be
+    purged. Records with an unknown outcome are counted and left alone.
+    """
+    store = get_state().store
+    due = store.count_expirable()
+    done = 0
+    if not dry_run and due and _confirmed(f"Mark {due} records as expired?", yes=yes):
+        with _progress(due, "Expiring") as bar:
+            done = maintenance.expire(store, bar.update, batch_size=batch_size)
+    report = {
+        "dry_run": dry_run,
+        "due": due,
+        "expired": done,
+        "outcome_unknown": store.count_unknown_outcomes(),
+    }
+    _print_report(
+        report,
+        "Expired {expired} of {due} due records; "
+        "{outcome_unknown} with an unknown outcome left alone.",
+        as_json=as_json,
+    )
+
+
+@click.command()
+@_batch_options
+@click.option(
+    "--older-than",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Time since the end of the key's life. [default: IDEMPOTENCY_RETENTION]",
+)
+@click.option("--tenant-id", help="Only this tenant's records.")
+@click.option("--user-id", help="Only this user's records.")
+@with_appcontext
+@_clear_errors
+def purge(  # noqa: PLR0913 - one argument for each option
+    *,
+    yes: bool,
+    as_json: bool,
+    dry_run: bool,
+    batch_size: int,
+    older_than: float | None,
+    tenant_id: str | None,
+    user_id: str | None,
+) -> None:
+    """Delete expired records, once their retention is over."""
+    store = get_state().store
+    chosen: dict[str, Any] = {
+        "older_than_seconds": older_than,
+        "tenant_id": _checked("tenant_id", tenant_id),
+        "user_id": _checked("user_id", user_id),
+    }
+    due = store.count_purgeable(**chosen)
+    done = 0
+    if not dry_run and due and _confirmed(f"Delete {due} records?", yes=yes):
+        with _progress(due, "Purging") as bar:
+            done = maintenance.purge(store, bar.update, batch_size=batch_size, **chosen)
+    report = {"dry_run": dry_run, "due": due, "purged": done}
+    _print_report(report, "Purged {purged} of {due} due records.", as_json=as_json)
+
+
+@click.command()
+@click.option("--tenant-id", default="", help="Tenant; empty for a single tenant.")
+@click.option("--user-id", default="", help="Caller; empty for anonymous callers.")
+@click.option("--route", required=True, help='Such as "POST /accounts".')
+@click.option("--idempotency-key", required=True, help="The client's key.")
+@click.option("--request-hash", help="Hash of the request that asks; default: equal.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@with_appcontext
+@_clear_errors
+def diagnose(
+    *, request_hash: str | None, as_json: bool, **scope_parts: str
+) -> None:
+    """Say what the next request with a key would meet, and why."""
+    for name, value in scope_parts.items():
+        _checked(name, value)
+    diagnosis = get_state().store.diagnose(Scope(**scope_parts), request_hash)
+    report = _diagnosis_report(diagnosis)
+    if as_json:
+        click.echo(json.dumps(report, sort_keys=True, indent=2))
+        return
+    width = max(map(len, report))
+    for name, value in report.items():
+        if value is not None:
+            click.echo(f"{name:<{width}}  {value}")
+
+
+def _diagnosis_report(diagnosis: Diagnosis) -> dict[str, Any]:
+    record, scope = diagnosis.record, diagnosis.scope
+    return {
+        "diagnosis": diagnosis.diagnosis.value,
+        "explanation": diagnosis.explanation,
+        "tenant_id": scope.tenant_id,
+        "user_id": scope.user_id,
+        "route": scope.route,
+        "idempotency_key": scope.idempotency_key,
+        "status": record and record.status.value,
+        "attempts": record and record.attempts,
+        "request_hash": record and record.request_hash,
+        **_answer_report(diagnosis.diagnosis, record),
+        "task_id": record and record.task_id,
+        "outbox_event_id": record and record.outbox_event_id,
+        "failure": record and record.failure,
+        "record_id": record and str(record.id),
+        "operation_id": record and str(record.operation_id),
+        "created_at": record and _instant(record.created_at),
+        "completed_at": record and _instant(record.completed_at),
+        "effects_committed_at": record and _instant(record.effects_committed_at),
+        "locked_until": record and _instant(record.locked_until),
+        "expires_at": record and _instant(record.expires_at),
+    }
+
+
+def _answer_report(verdict: Verdict, record: RecordView | None) -> dict[str, Any]:
+    """Show the stored answer to whoever would get it, not to another request."""
+    response = record.response if record else None
+    if response is None or verdict is Verdict.REQUEST_HASH_CONFLICT:
+        return dict.fromkeys(
+            ("response_code", "response_body", "response_body_encoding")
+        )
+    body, encoding = response.body, None
+    text: str | None = None
+    if body is not None:
+        try:
+            text, encoding = body.decode(), "text"
+        except UnicodeDecodeError:
+            text, encoding = base64.b64encode(body).decode(), "base64"
+    return {
+        "response_code": response.code,
+        "response_body": text,
+        "response_body_encoding": encoding,
+    }
+
+
+def _instant(value: datetime | None) -> str | None:
+    return value.isoformat() if value else None
+
+
+def _checked(name: str, value: str | None) -> str | None:
+    try:
+        return value if value is None else check_text(name, value, SCOPE_LENGTHS[name])
+    except ValueError as error:
+        raise click.UsageError(f"{error}.") from error
+
+
+def _confirmed(question: str, *, yes: bool) -> bool:
+    return yes or click.confirm(question, err=True)
+
+
+def _progress(length: int, label: str) -> Any:
+    return click.progressbar(
+        length=length, label=label, file=click.get_text_stream("stderr")
+    )
+
+
+def _print_report(report: dict[str, Any], sentence: str, *, as_json: bool) -> None:
+    text = json.dumps(report, sort_keys=True) if as_json else sentence.format(**report)
+    click.echo(text)

@@ -1,0 +1,43 @@
+"""The stored answer at rest: JSON of headers, compression of bodies."""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+#: Bodies above this many bytes are compressed, so that a completed row usually
+#: stays on its page (a HOT update on PostgreSQL).
+COMPRESS_ABOVE = 256
+
+
+def encode_body(body: bytes | None) -> tuple[bytes | None, str | None]:
+    """Return the bytes to store and the name of their encoding."""
+    if body is None or len(body) <= COMPRESS_ABOVE:
+        return body, None
+    compressed = zlib.compress(body, 1)
+    return (compressed, "zlib") if len(compressed) < len(body) else (body, None)
+
+
+def decode_body(stored: bytes | None, encoding: str | None) -> bytes | None:
+    """
+    Return the body as it was answered.
+
+    Raises:
+        ValueError: If the encoding is not one that this release writes.
+    """
+    if stored is None or encoding is None:
+        return stored
+    if encoding != "zlib":
+        message = f"The stored answer has the unknown encoding '{encoding}'."
+        raise ValueError(message)
+    return zlib.decompress(stored)
+
+
+def encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
+    """Return header pairs as JSON, order and repetition kept."""
+    return json.dumps(headers, separators=(",", ":")).encode("ascii")
+
+
+def decode_headers(stored: bytes | None) -> tuple[tuple[str, str], ...]:
+    """Return the header pairs of a stored answer."""
+    return tuple((name, value) for name, value in json.loads(stored or b"[]"))

@@ -1,0 +1,224 @@
+"""
+Errors of this library, their codes and HTTP statuses.
+
+::
+
+    IdempotencyError
+    ├── IdempotencyConfigError          the application is set up wrongly
+    ├── LeaseLost                       another owner took the operation over
+    ├── NestedCallError                 a call inside a call with the same key
+    ├── ResultNotStorable               a result has no JSON form
+    └── IdempotencyHTTPException        answered to the client as a Problem
+        ├── IdempotencyKeyMissing               400
+        ├── IdempotencyKeyInvalid               400
+        ├── IdempotencyCallerUnknown            403
+        ├── IdempotencyInProgress               409, retryable
+        ├── IdempotencyOutcomeUnknown           409
+        ├── IdempotencyResponseUnavailable      409
+        ├── IdempotencyKeyConflict              422
+        ├── IdempotencyPreviousFailure          500
+        ├── IdempotencyStoreUnavailable         503, retryable
+        └── IdempotencyLeaseLost                503, retryable
+
+The docstring of an HTTP error is the text that a client reads,
+unless the place that raises it knows better.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from werkzeug.exceptions import HTTPException
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+
+class IdempotencyError(Exception):
+    """Base class of every error of this library."""
+
+
+class IdempotencyConfigError(IdempotencyError):
+    """The application, its configuration or a declaration is wrong."""
+
+
+class LeaseLost(IdempotencyError):  # noqa: N818 - the word that users search for
+    """
+    The record no longer belongs to this call; its transaction was rolled back.
+
+    Raised inside the call, by the commit that would have doubled an effect.
+    The guard answers the client with the result of the owner that took over.
+    """
+
+
+class NestedCallError(IdempotencyError):
+    """A guarded call runs inside another one with the very same scope."""
+
+
+class ResultNotStorable(IdempotencyError):  # noqa: N818 - a state, as ``LeaseLost``
+    """The handler's result has no JSON form, so no duplicate could get it."""
+
+
+class IdempotencyHTTPException(IdempotencyError, HTTPException):
+    """
+    Base class of the errors that are answered to the client.
+
+    Args:
+        description: The text for the client; the class docstring by default.
+        task_id: Task bound to the record, where known.
+        outbox_event_id: Event bound to the record, where known.
+        expires_at: When the key becomes reusable, where known.
+        retry_after_seconds: Whole seconds for the ``Retry-After`` header.
+        replayed: Whether this error repeats an outcome that was stored before.
+    """
+
+    error_code: ClassVar[str]
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        description: str | None = None,
+        *,
+        task_id: str | None = None,
+        outbox_event_id: str | None = None,
+        expires_at: datetime | None = None,
+        retry_after_seconds: int | None = None,
+        replayed: bool = False,
+    ) -> None:
+        text = description or " ".join(inspect.cleandoc(self.__doc__ or "").split())
+        HTTPException.__init__(self, text)
+        self.task_id = task_id
+        self.outbox_event_id = outbox_event_id
+        self.expires_at = expires_at
+        self.retry_after_seconds = retry_after_seconds
+        self.replayed = replayed
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The members of the Problem (RFC 9457, section 3) without its type."""
+        members: dict[str, Any] = {
+            "title": self.name,
+            "status": self.code,
+            "detail": self.description,
+            "code": self.error_code,
+            "retryable": self.retryable,
+            "task_id": self.task_id,
+            "outbox_event_id": self.outbox_event_id,
+            "expires_at": self.expires_at.isoformat() if self.expires_at else None,
+        }
+        return {name: value for name, value in members.items() if value is not None}
+
+    def get_headers(self, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
+        """Add ``Retry-After`` and the replay marker, whoever renders the error."""
+        headers = list(super().get_headers(*args, **kwargs))
+        if self.retry_after_seconds is not None:
+            headers.append(("Retry-After", str(self.retry_after_seconds)))
+        if self.replayed:
+            headers.append(("Idempotent-Replayed", "true"))
+        return headers
+
+
+class IdempotencyKeyMissing(IdempotencyHTTPException):
+    """This operation needs an idempotency key: send the header Idempotency-Key."""
+
+    code = 400
+    error_code = "IDEMPOTENCY_KEY_MISSING"
+
+
+class IdempotencyKeyInvalid(IdempotencyHTTPException):
+    """The idempotency key is malformed."""
+
+    code = 400
+    error_code = "IDEMPOTENCY_KEY_INVALID"
+
+
+class IdempotencyCallerUnknown(IdempotencyHTTPException):
+    """The caller could not be identified, so its key cannot be kept apart."""
+
+    code = 403
+    error_code = "IDEMPOTENCY_CALLER_UNKNOWN"
+
+
+class IdempotencyInProgress(IdempotencyHTTPException):
+    """
+    A request with this idempotency key is still being processed.
+    Repeat the same request later.
+    """
+
+    code = 409
+    error_code = "IDEMPOTENCY_IN_PROGRESS"
+    retryable = True
+
+
+class IdempotencyOutcomeUnknown(IdempotencyHTTPException):
+    """
+    An earlier request with this idempotency key was interrupted after a part of it
+    had taken effect. It is not run again; ask the operator of the service.
+    """
+
+    code = 409
+    error_code = "IDEMPOTENCY_OUTCOME_UNKNOWN"
+
+
+class IdempotencyResponseUnavailable(IdempotencyHTTPException):
+    """
+    The request with this idempotency key succeeded, but its answer was not kept.
+    It is not run again; look its result up.
+    """
+
+    code = 409
+    error_code = "IDEMPOTENCY_RESPONSE_UNAVAILABLE"
+
+
+class IdempotencyKeyConflict(IdempotencyHTTPException):
+    """
+    This idempotency key was used for a different request.
+    Send the first request unchanged, or a new key.
+    """
+
+    code = 422
+    error_code = "IDEMPOTENCY_KEY_CONFLICT"
+
+
+class IdempotencyPreviousFailure(IdempotencyHTTPException):
+    """
+    The request with this idempotency key failed, and this operation is not retried
+    under the same key.
+    """
+
+    code = 500
+    error_code = "IDEMPOTENCY_PREVIOUS_FAILURE"
+
+
+class IdempotencyStoreUnavailable(IdempotencyHTTPException):
+    """
+    The idempotency store cannot be reached, so the request was not run.
+    Repeat the same request later.
+
+    Attributes:
+        reason: One sentence for the operator; never sent to the client.
+    """
+
+    code = 503
+    error_code = "IDEMPOTENCY_STORE_UNAVAILABLE"
+    retryable = True
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            "The idempotency store cannot be reached, so the outcome of this request "
+            "is not recorded. Repeat the same request later.",
+            retry_after_seconds=1,
+        )
+        self.reason = reason
+
+
+class IdempotencyLeaseLost(IdempotencyHTTPException):
+    """
+    The record of this request vanished while it ran, so nothing of it was committed.
+    Repeat the same request.
+    """
+
+    code = 503
+    error_code = "IDEMPOTENCY_LEASE_LOST"
+    retryable = True

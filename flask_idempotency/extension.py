@@ -1,0 +1,157 @@
+"""The extension object: wiring only."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from flask import g
+
+from .config import Config, RouteOptions
+from .exceptions import IdempotencyConfigError, IdempotencyError, IdempotencyHTTPException
+from .models import IdempotencyRecordMixin, build_record_class, scope_constraint, table_of
+from .problems import problem_response
+from .request import read_key, scope_of_request
+from .state import EXTENSION_KEY, IdempotencyState, Loaders, get_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flask import Flask
+    from flask_sqlalchemy import SQLAlchemy
+
+    from .guard import IdempotencyMutationGuard
+    from .lifecycle import Scope
+    from .store import IdempotencyStore
+
+Loader = TypeVar("Loader", bound="Callable[[], str | None]")
+
+
+class Idempotency:
+    """
+    Idempotency for one or several Flask applications.
+
+    Args:
+        app: The application to set up at once.
+        db: Its Flask-SQLAlchemy object; taken from the application where left out.
+        record_class: Your own subclass of ``IdempotencyRecordMixin``.
+
+    Raises:
+        IdempotencyConfigError: If the set-up cannot keep what the library promises.
+    """
+
+    def __init__(
+        self,
+        app: Flask | None = None,
+        db: SQLAlchemy | None = None,
+        *,
+        record_class: type[IdempotencyRecordMixin] | None = None,
+    ) -> None:
+        self._db = db
+        self._record_class = record_class
+        self._loaders = Loaders()
+        if record_class is not None:
+            scope_constraint(table_of(record_class))
+        elif db is not None:
+            build_record_class(db)
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask, db: SQLAlchemy | None = None) -> None:
+        """
+        Set an application up, before or after ``db.init_app``.
+
+        Args:
+            app: The application.
+            db: Its Flask-SQLAlchemy object, if the constructor was not given one.
+
+        Raises:
+            IdempotencyConfigError: On a second call for one application, without a
+                `db`, or on a wrong ``IDEMPOTENCY_*`` key or value.
+        """
+        if EXTENSION_KEY in app.extensions:
+            raise IdempotencyConfigError(
+                "An 'Idempotency' instance is already registered on this Flask app. "
+                "Import and use that instance instead."
+            )
+        db = db or self._db or app.extensions.get("sqlalchemy")
+        if db is None:
+            raise IdempotencyConfigError(
+                "No Flask-SQLAlchemy object is known. Pass it: Idempotency(app, db), "
+                "or call 'db.init_app(app)' before 'idempotency.init_app(app)'."
+            )
+        state = IdempotencyState(
+            app=app,
+            db=db,
+            record_class=self._record_class or build_record_class(db),
+            config=Config.from_mapping(app.config),
+            loaders=self._loaders,
+        )
+        app.extensions[EXTENSION_KEY] = state
+        handlers = app.error_handler_spec[None][None]
+        if IdempotencyError not in handlers and IdempotencyHTTPException not in handlers:
+            app.register_error_handler(
+                IdempotencyHTTPException, partial(problem_response, config=state.config)
+            )
+        if "sqlalchemy" in app.extensions:
+            # From here on the fence knows of every transaction that writes.
+            with app.app_context():
+                _ = state.store
+
+    def tenant_id_loader(self, loader: Loader) -> Loader:
+        """
+        Register the function that names the tenant of the current request.
+
+        It takes no argument. Returning nothing refuses the request (403).
+        """
+        self._loaders.tenant_id = loader
+        return loader
+
+    def user_id_loader(self, loader: Loader) -> Loader:
+        """
+        Register the function that names the caller of the current request.
+
+        It takes no argument. Returning nothing refuses the request (403), except on
+        routes with ``anonymous=True``. Flask-Login is used where nothing is
+        registered and the application has it.
+        """
+        self._loaders.user_id = loader
+        return loader
+
+    def scope(self, route: str, idempotency_key: str | None = None) -> Scope | None:
+        """
+        Return caller and key of the current request, for a service to claim.
+
+        Args:
+            route: Name of the service's operation, such as ``"reports.submit"``.
+            idempotency_key: The key, if it does not come with the request.
+
+        Returns:
+            ``None`` if the request has no key and needs none.
+
+        Raises:
+            IdempotencyHTTPException: If key or caller are missing or unusable.
+        """
+        state = get_state()
+        options = g.get("idempotency_options") or state.options(RouteOptions())
+        key = idempotency_key or read_key(options, state.config)
+        if key is None:
+            return None
+        return scope_of_request(state, route, key, anonymous=options.anonymous)
+
+    @property
+    def Record(self) -> type[IdempotencyRecordMixin]:  # noqa: N802 - a class
+        """The record's model; exists as soon as a `db` was given."""
+        if self._record_class is not None:
+            return self._record_class
+        return build_record_class(self._db) if self._db else get_state().record_class
+
+    @property
+    def guard(self) -> IdempotencyMutationGuard:
+        """The guard of the current application."""
+        return get_state().guard
+
+    @property
+    def store(self) -> IdempotencyStore:
+        """The store of the current application."""
+        return get_state().store

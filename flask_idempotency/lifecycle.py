@@ -1,0 +1,402 @@
+"""
+States of a record, the table that decides on a request, and the frozen values.
+
+Nothing here touches a database or Flask.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from .exceptions import IdempotencyKeyInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+#: Characters that each part of a scope may have (the unique key of MySQL holds
+#: 3,072 bytes; these are 2,808 in utf8mb4).
+SCOPE_LENGTHS = {"tenant_id": 64, "user_id": 128, "route": 255, "idempotency_key": 255}
+#: Longest hash of a request, task id and event id.
+REQUEST_HASH_LENGTH = 128
+BOUND_ID_LENGTH = 255
+
+
+class Status(str, Enum):
+    """The states that a record can have."""
+
+    #: Claimed by one owner, until its lease lapses.
+    PROCESSING = "processing"
+    #: Finished with an answer that duplicates get.
+    SUCCEEDED = "succeeded"
+    #: The handler raised, or answered 500 or above.
+    FAILED = "failed"
+    #: Past its ``expires_at`` and marked so; the next request starts anew.
+    EXPIRED = "expired"
+
+
+class Verdict(str, Enum):
+    """What a record means for the next request; the words of ``diagnose``."""
+
+    #: Only in a ``Decision``: the record is ours, the handler runs.
+    CLAIMED = "claimed"
+    #: No record: the request runs.
+    MISSING = "missing"
+    #: The stored answer is given out.
+    REPLAYABLE = "replayable"
+    #: The key belongs to another request.
+    REQUEST_HASH_CONFLICT = "request_hash_conflict"
+    #: An owner with a live lease is at work.
+    IN_PROGRESS = "in_progress"
+    #: The owner is gone and nothing was committed: the request runs again.
+    LEASE_LAPSED = "lease_lapsed"
+    #: The owner is gone after a part was committed: the request is not run.
+    OUTCOME_UNKNOWN = "outcome_unknown"
+    #: The stored failure is given out, unless the caller opts in to a retry.
+    FAILED_RETRY_REQUIRES_OPT_IN = "failed_retry_requires_opt_in"
+    #: The key's life is over: the request runs as a new operation.
+    EXPIRED_REUSABLE = "expired_reusable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What decides on a request that finds a record, all by the database's clock."""
+
+    status: Status
+    #: ``locked_until`` has passed.
+    lapsed: bool
+    #: A part of the operation is durable (``effects_committed_at`` is set).
+    effects: bool
+    #: ``expires_at`` has passed.
+    gone: bool
+    #: The request hash is the record's.
+    same: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One row of the decision table; ``None`` means "whatever it is"."""
+
+    status: Status
+    verdict: Verdict
+    lapsed: bool | None = None
+    effects: bool | None = None
+    gone: bool | None = None
+    same: bool | None = None
+
+    def conditions(self) -> dict[str, bool]:
+        """Return the facts that this rule asks for, besides the status."""
+        names = ("lapsed", "effects", "gone", "same")
+        return {n: getattr(self, n) for n in names if getattr(self, n) is not None}
+
+    def matches(self, facts: Facts) -> bool:
+        """Tell whether the rule speaks of a record with these facts."""
+        return self.status is facts.status and all(
+            getattr(facts, name) is wanted for name, wanted in self.conditions().items()
+        )
+
+
+#: The decision table. Exactly one rule matches any record. The conditions of the
+#: store's UPDATEs are made from these same rows.
+RULES: tuple[Rule, ...] = (
+    Rule(
+        status=Status.PROCESSING,
+        lapsed=False,
+        same=True,
+        verdict=Verdict.IN_PROGRESS,
+    ),
+    Rule(
+        status=Status.PROCESSING,
+        lapsed=False,
+        same=False,
+        verdict=Verdict.REQUEST_HASH_CONFLICT,
+    ),
+    Rule(
+        status=Status.PROCESSING,
+        lapsed=True,
+        effects=False,
+        gone=False,
+        same=True,
+        verdict=Verdict.LEASE_LAPSED,
+    ),
+    Rule(
+        status=Status.PROCESSING,
+        lapsed=True,
+        gone=False,
+        same=False,
+        verdict=Verdict.REQUEST_HASH_CONFLICT,
+    ),
+    Rule(
+        status=Status.PROCESSING,
+        lapsed=True,
+        effects=True,
+        gone=False,
+        same=True,
+        verdict=Verdict.OUTCOME_UNKNOWN,
+    ),
+    Rule(
+        status=Status.PROCESSING,
+        lapsed=True,
+        effects=True,
+        gone=True,
+        verdict=Verdict.OUTCOME_UNKNOWN,
+    ),
+    Rule(
+        status=Status.PROCESSING,
+        lapsed=True,
+        effects=False,
+        gone=True,
+        verdict=Verdict.EXPIRED_REUSABLE,
+    ),
+    Rule(
+        status=Status.SUCCEEDED,
+        gone=False,
+        same=True,
+        verdict=Verdict.REPLAYABLE,
+    ),
+    Rule(
+        status=Status.SUCCEEDED,
+        gone=False,
+        same=False,
+        verdict=Verdict.REQUEST_HASH_CONFLICT,
+    ),
+    Rule(
+        status=Status.SUCCEEDED,
+        gone=True,
+        verdict=Verdict.EXPIRED_REUSABLE,
+    ),
+    Rule(
+        status=Status.FAILED,
+        gone=False,
+        same=True,
+        verdict=Verdict.FAILED_RETRY_REQUIRES_OPT_IN,
+    ),
+    Rule(
+        status=Status.FAILED,
+        gone=False,
+        same=False,
+        verdict=Verdict.REQUEST_HASH_CONFLICT,
+    ),
+    Rule(
+        status=Status.FAILED,
+        gone=True,
+        verdict=Verdict.EXPIRED_REUSABLE,
+    ),
+    Rule(status=Status.EXPIRED, verdict=Verdict.EXPIRED_REUSABLE),
+)
+
+#: Rows that let a request take the record over.
+TAKEABLE = tuple(
+    rule
+    for rule in RULES
+    if rule.verdict in {Verdict.LEASE_LAPSED, Verdict.EXPIRED_REUSABLE}
+)
+#: The row that ``retry_failed`` adds: never once a part of the operation stayed.
+RETRYABLE = Rule(
+    status=Status.FAILED,
+    effects=False,
+    gone=False,
+    same=True,
+    verdict=Verdict.FAILED_RETRY_REQUIRES_OPT_IN,
+)
+#: Rows that ``expire`` marks.
+EXPIRABLE = tuple(
+    rule
+    for rule in RULES
+    if rule.verdict is Verdict.EXPIRED_REUSABLE and rule.status is not Status.EXPIRED
+)
+
+
+def decide(facts: Facts) -> Verdict:
+    """Return what a record with these facts means for the next request."""
+    return next(rule.verdict for rule in RULES if rule.matches(facts))
+
+
+def is_takeable(facts: Facts, *, retry_failed: bool) -> bool:
+    """Tell whether a request may take a record with these facts over."""
+    rules: Iterable[Rule] = (*TAKEABLE, RETRYABLE) if retry_failed else TAKEABLE
+    return any(rule.matches(facts) for rule in rules)
+
+
+def check_text(name: str, value: object, length: int) -> str:
+    """
+    Return `value` if the database can keep it unchanged.
+
+    Raises:
+        ValueError: If it is no text, too long, or has characters that not every
+            database can store. Nothing is ever shortened or replaced.
+    """
+    if not isinstance(value, str):
+        message = f"'{name}' must be a str, not {type(value).__name__}"
+        raise ValueError(message)  # noqa: TRY004 - one error for the whole check
+    if len(value) > length:
+        message = f"'{name}' has {len(value)} characters; at most {length} are kept"
+        raise ValueError(message)
+    if "\0" in value or not value.isascii():
+        try:
+            storable = b"\0" not in value.encode()
+        except UnicodeEncodeError:
+            storable = False
+        if not storable:
+            message = f"'{name}' contains NUL or half a surrogate pair"
+            raise ValueError(message)
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """
+    What a key is bound to: one record exists per scope.
+
+    Args:
+        tenant_id: The tenant, ``""`` for a single-tenant application.
+        user_id: The caller, ``""`` for anonymous callers.
+        route: A stable, readable name such as ``"POST /accounts"``.
+        idempotency_key: The client's key.
+
+    Raises:
+        IdempotencyKeyInvalid: If the key is empty, too long or not storable.
+        ValueError: If another part is too long or not storable.
+    """
+
+    tenant_id: str
+    user_id: str
+    route: str
+    idempotency_key: str
+
+    def __post_init__(self) -> None:
+        for name in ("tenant_id", "user_id", "route"):
+            check_text(name, getattr(self, name), SCOPE_LENGTHS[name])
+        try:
+            check_text("idempotency_key", self.idempotency_key, 255)
+        except ValueError as error:
+            raise IdempotencyKeyInvalid(f"The idempotency key: {error}.") from error
+        if not self.idempotency_key:
+            raise IdempotencyKeyInvalid("The idempotency key is empty.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """
+    The right of one call to run an operation and to record its outcome.
+
+    Attributes:
+        record_id: Primary key of the record.
+        operation_id: What the key stands for in this life of the record; new when
+            an expired key is reused.
+        owner_token: Proof of ownership; every UPDATE of an owner repeats it.
+        attempt: 1 for the first run of the operation.
+    """
+
+    record_id: uuid.UUID
+    operation_id: uuid.UUID
+    owner_token: uuid.UUID
+    scope: Scope
+    request_hash: str
+    #: Life of the key in seconds, counted from the first claim.
+    ttl_seconds: float
+    attempt: int = 1
+    task_id: str | None = None
+    outbox_event_id: str | None = None
+
+    def derive_id(self, *names: str) -> str:
+        """
+        Return a UUID (version 5, RFC 9562 section 5.5) that belongs to the operation.
+
+        The same names give the same id in every attempt and every process, and a
+        new one when the key is reused after its expiry.
+        """
+        return str(uuid.uuid5(self.operation_id, "\0".join(names)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredResponse:
+    """
+    An answer as it is kept for duplicates.
+
+    Attributes:
+        code: The HTTP status, or its like for a service.
+        headers: Name and value pairs in the order of the answer.
+        body: The bytes; ``None`` if they were not kept.
+    """
+
+    code: int
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes | None = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """
+    Why an operation failed, and what its duplicates get.
+
+    Attributes:
+        reason: A short text without values of the request, such as the name of the
+            exception's class.
+        response: The answer of 500 or above; ``None`` after an exception.
+    """
+
+    reason: str
+    response: StoredResponse | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordView:
+    """A record as it was read, with the database's view of its times."""
+
+    id: uuid.UUID
+    operation_id: uuid.UUID
+    scope: Scope
+    request_hash: str
+    status: Status
+    owner_token: uuid.UUID | None
+    attempts: int
+    response: StoredResponse | None
+    task_id: str | None
+    outbox_event_id: str | None
+    failure: str | None
+    effects_committed_at: datetime | None
+    locked_until: datetime | None
+    expires_at: datetime
+    created_at: datetime
+    completed_at: datetime | None
+    #: ``locked_until`` had passed when the row was read.
+    lapsed: bool
+    #: ``expires_at`` had passed when the row was read.
+    gone: bool
+    #: Seconds until ``locked_until``; 0 when there is no lease.
+    lease_seconds_left: float
+
+    def facts(self, request_hash: str | None) -> Facts:
+        """Return what decides on a request with this hash (None: on the same one)."""
+        return Facts(
+            status=self.status,
+            lapsed=self.lapsed,
+            effects=self.effects_committed_at is not None,
+            gone=self.gone,
+            same=request_hash is None or request_hash == self.request_hash,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """The answer of ``claim()``: a claim, or the record that stands in the way."""
+
+    outcome: Verdict
+    claim: Claim | None = None
+    record: RecordView | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What the next request with a scope (and hash) would meet, and the record."""
+
+    diagnosis: Verdict
+    scope: Scope
+    record: RecordView | None = None
+    #: One sentence that says why.
+    explanation: str = ""
+

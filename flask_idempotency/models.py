@@ -1,0 +1,156 @@
+"""
+The record as a mixin, and its model built on the application's own ``db``.
+
+Only types of SQLAlchemy are used, so that a migration made by autogenerate needs no
+import of this package.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, cast
+
+from sqlalchemy import (
+    CheckConstraint,
+    DateTime,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    Table,
+    UniqueConstraint,
+    Uuid,
+)
+from sqlalchemy.dialects import mysql, postgresql
+from sqlalchemy.orm import Mapped, declared_attr, mapped_column
+from sqlalchemy.sql.elements import conv
+
+from .exceptions import IdempotencyConfigError
+from .lifecycle import (
+    BOUND_ID_LENGTH,
+    REQUEST_HASH_LENGTH,
+    SCOPE_LENGTHS,
+    Status,
+)
+
+if TYPE_CHECKING:
+    from flask_sqlalchemy import SQLAlchemy
+
+SCOPE_COLUMNS = tuple(SCOPE_LENGTHS)
+_MYSQL = ("mysql", "mariadb")
+_INFO_KEY = "flask_idempotency"
+
+
+def exact_text(length: int) -> String:
+    """
+    Return a text type that compares bytes.
+
+    Every text collation of MySQL and MariaDB merges something: letters that differ
+    in case or accent, or trailing blanks. Up to four bytes are kept a character.
+    """
+    return String(length).with_variant(mysql.VARBINARY(4 * length), *_MYSQL)
+
+
+_UUID = Uuid(native_uuid=False).with_variant(postgresql.UUID(), "postgresql")
+_INSTANT = DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), *_MYSQL)
+_BYTES = LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQL)
+
+
+class IdempotencyRecordMixin:
+    """
+    The columns and constraints of a record; subclass it for a table of your own.
+
+    On MySQL and MariaDB the texts are read as ``bytes`` (see ``exact_text``); the
+    store's ``RecordView`` has them as ``str`` on every database.
+    """
+
+    __tablename__ = "idempotency_record"
+
+    id: Mapped[uuid.UUID] = mapped_column(_UUID, primary_key=True)
+    operation_id: Mapped[uuid.UUID] = mapped_column(_UUID)
+    tenant_id: Mapped[str] = mapped_column(exact_text(SCOPE_LENGTHS["tenant_id"]))
+    user_id: Mapped[str] = mapped_column(exact_text(SCOPE_LENGTHS["user_id"]))
+    route: Mapped[str] = mapped_column(exact_text(SCOPE_LENGTHS["route"]))
+    idempotency_key: Mapped[str] = mapped_column(
+        exact_text(SCOPE_LENGTHS["idempotency_key"])
+    )
+    request_hash: Mapped[str] = mapped_column(exact_text(REQUEST_HASH_LENGTH))
+    status: Mapped[str] = mapped_column(String(16))
+    owner_token: Mapped[uuid.UUID | None] = mapped_column(_UUID)
+    version: Mapped[int] = mapped_column(Integer)
+    attempts: Mapped[int] = mapped_column(Integer)
+    response_code: Mapped[int | None] = mapped_column(Integer)
+    response_headers: Mapped[bytes | None] = mapped_column(_BYTES)
+    response_body: Mapped[bytes | None] = mapped_column(_BYTES)
+    response_encoding: Mapped[str | None] = mapped_column(String(16))
+    task_id: Mapped[str | None] = mapped_column(exact_text(BOUND_ID_LENGTH))
+    outbox_event_id: Mapped[str | None] = mapped_column(exact_text(BOUND_ID_LENGTH))
+    failure: Mapped[str | None] = mapped_column(String(255))
+    effects_committed_at: Mapped[datetime | None] = mapped_column(_INSTANT)
+    locked_until: Mapped[datetime | None] = mapped_column(_INSTANT)
+    expires_at: Mapped[datetime] = mapped_column(_INSTANT)
+    created_at: Mapped[datetime] = mapped_column(_INSTANT)
+    completed_at: Mapped[datetime | None] = mapped_column(_INSTANT)
+
+    @declared_attr.directive
+    def __table_args__(cls) -> tuple[Any, ...]:  # noqa: N805 - a class by contract
+        """
+        Name the constraints after the table.
+
+        ``conv`` keeps a naming convention of the application's metadata from
+        changing the names, by which the store knows a duplicate.
+        """
+        table = cls.__tablename__
+        statuses = ", ".join(f"'{status.value}'" for status in Status)
+        return (
+            UniqueConstraint(*SCOPE_COLUMNS, name=conv(f"uq_{table}_scope")),
+            CheckConstraint(f"status IN ({statuses})", name=conv(f"ck_{table}_status")),
+            Index(conv(f"ix_{table}_expires_at"), "expires_at"),
+            # Room on each page, so that completing a record is a HOT update.
+            {"postgresql_with": {"fillfactor": 70}},
+        )
+
+
+def build_record_class(db: SQLAlchemy) -> type[IdempotencyRecordMixin]:
+    """
+    Return the record's model on `db`, the same one at every call.
+
+    The class is kept beside the metadata, since SQLAlchemy's own registry is weak
+    and a second class for one table is an error.
+    """
+    if _INFO_KEY not in db.metadata.info:
+        bases = (IdempotencyRecordMixin, cast("type", db.Model))
+        model = type("IdempotencyRecord", bases, {"__module__": __name__})
+        db.metadata.info[_INFO_KEY] = model
+    return cast("type[IdempotencyRecordMixin]", db.metadata.info[_INFO_KEY])
+
+
+def table_of(record_class: type[Any]) -> Table:
+    """Return the table of a model."""
+    return cast("Table", record_class.__table__)
+
+
+def scope_constraint(table: Table) -> UniqueConstraint:
+    """
+    Return the unique constraint on which every claim rests.
+
+    Raises:
+        IdempotencyConfigError: If a record class of the application lost it, or made
+            one of its columns nullable, so that duplicates would not collide.
+    """
+    nullable = [name for name in SCOPE_COLUMNS if table.c[name].nullable]
+    for constraint in table.constraints:
+        if isinstance(constraint, UniqueConstraint) and not nullable:
+            if tuple(constraint.columns.keys()) == SCOPE_COLUMNS and constraint.name:
+                return constraint
+    fault = (
+        f"makes {', '.join(nullable)} nullable"
+        if nullable
+        else f"has no named UNIQUE constraint on {', '.join(SCOPE_COLUMNS)}"
+    )
+    raise IdempotencyConfigError(
+        f"The record table '{table.name}' {fault}, so duplicates would not collide. "
+        "If the class has its own __table_args__, add "
+        "IdempotencyRecordMixin.__table_args__ to it."
+    )

@@ -1,0 +1,1 @@
+"""Work of operators: bounded batches with progress; nothing of a request imports it."""

@@ -1,0 +1,45 @@
+"""Errors as Problem Details (RFC 9457), or as a page for a browser's form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flask import Response, current_app, json, request
+
+from .exceptions import IdempotencyHTTPException, IdempotencyStoreUnavailable
+
+if TYPE_CHECKING:
+    from werkzeug.wrappers import Response as WerkzeugResponse
+
+    from .config import Config
+
+_PROBLEM = "application/problem+json"
+
+
+def problem_response(
+    error: IdempotencyHTTPException, config: Config
+) -> WerkzeugResponse:
+    """Return the answer to an error: a Problem, or HTML where a browser asks for it."""
+    if isinstance(error, IdempotencyStoreUnavailable):
+        current_app.logger.error("%s: %s", error.error_code, error.reason)
+    if _prefers_html():
+        return error.get_response(request.environ)
+    problem_type = config.problem_type
+    if problem_type != "about:blank":
+        problem_type = f"{problem_type}#{error.error_code}"
+    response = Response(
+        json.dumps({"type": problem_type, **error.data}) + "\n",
+        status=error.code,
+        mimetype=_PROBLEM,
+    )
+    for name, value in error.get_headers(request.environ):
+        if name.lower() != "content-type":
+            response.headers.add(name, value)
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+def _prefers_html() -> bool:
+    accepted = request.accept_mimetypes
+    best = accepted.best_match([_PROBLEM, "application/json", "text/html"])
+    return best == "text/html" and accepted["text/html"] > accepted[_PROBLEM]

@@ -1,0 +1,143 @@
+"""The one object that an application has in ``app.extensions["idempotency"]``."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from flask import current_app
+
+from .config import RouteOptions
+from .exceptions import IdempotencyConfigError
+from .guard import IdempotencyMutationGuard
+from .models import table_of
+from .store import IdempotencyStore
+from .store.connections import (
+    Connections,
+    OwnPool,
+    SharedConnection,
+    shares_one_connection,
+)
+from .unit_of_work import attach_fence, current_call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flask import Flask
+    from flask_sqlalchemy import SQLAlchemy
+    from sqlalchemy import Engine
+    from sqlalchemy.orm import Session
+
+    from .config import Config
+    from .models import IdempotencyRecordMixin
+
+EXTENSION_KEY = "idempotency"
+
+
+@dataclass
+class Loaders:
+    """Functions that name the caller of the current request."""
+
+    tenant_id: Callable[[], str | None] | None = None
+    user_id: Callable[[], str | None] | None = None
+
+
+@dataclass(kw_only=True)
+class IdempotencyState:
+    """
+    What one application needs; store and guard are made at first use.
+
+    Attributes:
+        app: The application.
+        db: Its Flask-SQLAlchemy object.
+        record_class: Model of the record on `db`.
+        config: The application's settings.
+        loaders: Who is calling.
+    """
+
+    app: Flask
+    db: SQLAlchemy
+    record_class: type[IdempotencyRecordMixin]
+    config: Config
+    loaders: Loaders
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _guard: IdempotencyMutationGuard | None = None
+    _store: IdempotencyStore | None = None
+    _routes: dict[RouteOptions, RouteOptions] = field(default_factory=dict)
+
+    @property
+    def store(self) -> IdempotencyStore:
+        """The store of the application; needs an application context."""
+        self._make()
+        return cast("IdempotencyStore", self._store)
+
+    @property
+    def guard(self) -> IdempotencyMutationGuard:
+        """The guard of the application; needs an application context."""
+        self._make()
+        return cast("IdempotencyMutationGuard", self._guard)
+
+    def options(self, declared: RouteOptions) -> RouteOptions:
+        """Return a declaration with the application's settings filled in."""
+        if declared not in self._routes:
+            self._routes[declared] = declared.under(self.config)
+        return self._routes[declared]
+
+    def session(self) -> Session:
+        """Return the session of the current context."""
+        return cast("Session", self.db.session())
+
+    def _make(self) -> None:
+        if self._guard is not None:
+            return
+        with self._lock:
+            if self._guard is None:
+                engine = self._engine()
+                self._store = IdempotencyStore(
+                    table_of(self.record_class),
+                    engine.dialect.name,
+                    self._connections(engine),
+                    self.config,
+                )
+                attach_fence(engine, self._store)
+                self._guard = IdempotencyMutationGuard(
+                    self._store,
+                    self.session,
+                    self.config,
+                    dumps=self.app.json.dumps,
+                    loads=self.app.json.loads,
+                )
+
+    def _engine(self) -> Engine:
+        bind_key = table_of(self.record_class).metadata.info.get("bind_key")
+        if bind_key is not None:
+            raise IdempotencyConfigError(
+                f"The record is on the bind '{bind_key}', where no transaction can "
+                "hold it together with the business rows. Keep it on the default bind."
+            )
+        return self.db.engine
+
+    def _connections(self, engine: Engine) -> Connections:
+        if shares_one_connection(engine):
+            return SharedConnection(
+                self.session, lambda: current_call.get() is not None
+            )
+        return OwnPool(engine, pool_size=self.config.pool_size)
+
+
+def get_state() -> IdempotencyState:
+    """
+    Return the current application's state.
+
+    Raises:
+        RuntimeError: If the extension was not set up on the application.
+    """
+    state: Any = current_app.extensions.get(EXTENSION_KEY)
+    if state is None:
+        message = (
+            "The current Flask app is not registered with this 'Idempotency' instance. "
+            "Did you forget to call 'init_app', or did you create several?"
+        )
+        raise RuntimeError(message)
+    return cast("IdempotencyState", state)

@@ -1,0 +1,5 @@
+"""All SQL on records lives in this package."""
+
+from .store import IdempotencyStore
+
+__all__ = ["IdempotencyStore"]

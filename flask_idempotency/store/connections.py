@@ -1,0 +1,104 @@
+"""
+Where the store's short statements run: a small pool of its own.
+
+A request that holds the session's only connection can still claim, and what a claim
+commits never commits anything of the application.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from sqlalchemy import create_engine
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sqlalchemy import Connection, Engine
+    from sqlalchemy.orm import Session
+
+#: Longest wait for a connection of the store's pool.
+WAIT_SECONDS = 5.0
+
+
+class Connections(Protocol):
+    """Gives connections for statements that are durable when the block ends."""
+
+    #: Whether each statement commits by itself.
+    autocommit: bool
+
+    def connect(self) -> contextlib.AbstractContextManager[Connection]:
+        """Lend a connection."""
+
+
+class OwnPool:
+    """
+    Autocommitting connections beside those of the application's engine.
+
+    Args:
+        engine: The application's engine. Its pool's connect listeners (pragmas,
+            ``search_path``, tokens) apply here too, since the pool is a copy of it.
+        pool_size: Connections that may be in use at once.
+    """
+
+    autocommit = True
+
+    def __init__(self, engine: Engine, *, pool_size: int) -> None:
+        pool = engine.pool.recreate()
+        # The copy may be smaller than `pool_size`. Slots bound the use of any kind
+        # of pool, so that the wait is ours and never the pool's own timeout.
+        if isinstance(pool, QueuePool) and pool.size():
+            pool_size = min(pool_size, pool.size())
+        self._slots = threading.BoundedSemaphore(pool_size)
+        self._engine = create_engine(engine.url, pool=pool, isolation_level="AUTOCOMMIT")
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        """
+        Lend a connection, waiting for one at most ``WAIT_SECONDS``.
+
+        Raises:
+            sqlalchemy.exc.TimeoutError: If none became free in time.
+        """
+        if not self._slots.acquire(timeout=WAIT_SECONDS):
+            message = f"The store's pool had no free connection for {WAIT_SECONDS:g} s."
+            raise PoolTimeoutError(message)
+        try:
+            with self._engine.connect() as connection:
+                yield connection
+        finally:
+            self._slots.release()
+
+
+class SharedConnection:
+    """
+    The session's own connection, for SQLite in memory, which has only that one.
+
+    Outside a unit of work each block is committed, as with a pool of its own.
+    """
+
+    autocommit = False
+
+    def __init__(
+        self, session: Callable[[], Session], in_unit: Callable[[], bool]
+    ) -> None:
+        self._session = session
+        self._in_unit = in_unit
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        """Lend the session's connection and commit, unless a unit of work is open."""
+        session = self._session()
+        yield session.connection()
+        if not self._in_unit():
+            session.commit()
+
+
+def shares_one_connection(engine: Engine) -> bool:
+    """Tell whether a pool of its own would see another database (SQLite in memory)."""
+    return isinstance(engine.pool, (StaticPool, SingletonThreadPool))

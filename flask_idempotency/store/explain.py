@@ -1,0 +1,58 @@
+"""One sentence for each verdict, for people who ask why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flask_idempotency.lifecycle import Verdict
+
+if TYPE_CHECKING:
+    from flask_idempotency.lifecycle import RecordView
+
+_SENTENCES = {
+    Verdict.MISSING: "No record: the request runs.",
+    Verdict.REPLAYABLE: (
+        "The operation succeeded; a duplicate gets its stored answer ({code})."
+    ),
+    Verdict.REQUEST_HASH_CONFLICT: (
+        "The key belongs to a request with another hash; this one is refused (422)."
+    ),
+    Verdict.IN_PROGRESS: (
+        "Attempt {attempts} is running; its lease lasts {left:.1f} s more."
+    ),
+    Verdict.LEASE_LAPSED: (
+        "Attempt {attempts} stopped without an outcome and committed nothing; the next "
+        "request runs it again."
+    ),
+    Verdict.OUTCOME_UNKNOWN: (
+        "Attempt {attempts} stopped without an outcome after it had committed a part; "
+        "it is never run again by itself."
+    ),
+    Verdict.FAILED_RETRY_REQUIRES_OPT_IN: (
+        "The operation failed ({failure}) and nothing of it was committed; a duplicate "
+        "gets the failure, unless the route has retry_failed=True."
+    ),
+    Verdict.EXPIRED_REUSABLE: (
+        "The key's life ended; the next request runs as a new operation."
+    ),
+}
+_FAILED_WITH_EFFECTS = (
+    "The operation failed ({failure}) after it had committed a part; a duplicate gets "
+    "the failure, also with retry_failed=True."
+)
+
+
+def explain(verdict: Verdict, record: RecordView | None) -> str:
+    """Return the sentence that explains a verdict on a record."""
+    if record is None:
+        return _SENTENCES[verdict]
+    sentence = _SENTENCES[verdict]
+    failed = verdict is Verdict.FAILED_RETRY_REQUIRES_OPT_IN
+    if failed and record.effects_committed_at is not None:
+        sentence = _FAILED_WITH_EFFECTS
+    return sentence.format(
+        attempts=record.attempts,
+        code=record.response.code if record.response else "none",
+        failure=record.failure or "unknown reason",
+        left=record.lease_seconds_left,
+    )

@@ -1,0 +1,60 @@
+"""Rows of the record table to frozen values."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from flask_idempotency.codec import decode_body, decode_headers
+from flask_idempotency.lifecycle import RecordView, Scope, Status, StoredResponse
+from flask_idempotency.models import SCOPE_COLUMNS
+
+if TYPE_CHECKING:
+    from sqlalchemy import Row
+
+
+def record_of(row: Row[Any]) -> RecordView:
+    """Return the record that a row of ``Statements.look`` shows."""
+    return RecordView(
+        id=row.id,
+        operation_id=row.operation_id,
+        scope=Scope(**{name: _text(getattr(row, name)) for name in SCOPE_COLUMNS}),
+        request_hash=_text(row.request_hash),
+        status=Status(row.status),
+        owner_token=row.owner_token,
+        attempts=row.attempts,
+        response=_response(row),
+        task_id=_text(row.task_id),
+        outbox_event_id=_text(row.outbox_event_id),
+        failure=row.failure,
+        effects_committed_at=_instant(row.effects_committed_at),
+        locked_until=_instant(row.locked_until),
+        expires_at=_instant(row.expires_at),
+        created_at=_instant(row.created_at),
+        completed_at=_instant(row.completed_at),
+        lapsed=bool(row.lapsed),
+        gone=bool(row.gone),
+        lease_seconds_left=max(0.0, float(row.lease_seconds_left)),
+    )
+
+
+def _response(row: Row[Any]) -> StoredResponse | None:
+    if row.response_code is None:
+        return None
+    return StoredResponse(
+        code=row.response_code,
+        headers=decode_headers(row.response_headers),
+        body=decode_body(row.response_body, row.response_encoding),
+    )
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _instant(value: datetime | None) -> Any:
+    if value is None:
+        return None
+    if value.tzinfo is None:
+        return value.replace(tzinfo=timezone.utc)
+    return value.astimezone(timezone.utc)

@@ -1,0 +1,111 @@
+"""How the store's statements run: tried again where safe, errors translated once."""
+
+from __future__ import annotations
+
+import random
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from flask_idempotency.exceptions import IdempotencyStoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sqlalchemy import Connection
+
+    from .connections import Connections
+    from .dialects import Dialect
+
+T = TypeVar("T")
+
+#: How often short work is tried, and after how long it is not tried again.
+TRIES = 5
+_PATIENCE_SECONDS = 5.0
+
+
+class Runner:
+    """
+    Runs short work, on the store's own connection or in a given transaction.
+
+    In a given transaction nothing is repeated or translated: its own errors count.
+    """
+
+    def __init__(
+        self, dialect: Dialect, connections: Connections, table_name: str
+    ) -> None:
+        self._dialect = dialect
+        self._connections = connections
+        self._table_name = table_name
+
+    def run(
+        self, work: Callable[[Connection], T], connection: Connection | None = None
+    ) -> T:
+        """
+        Do work whose every statement is durable on its own.
+
+        Raises:
+            IdempotencyStoreUnavailable: If the database cannot do it now.
+        """
+        if connection is not None:
+            return work(connection)
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                with self._connections.connect() as own:
+                    return work(own)
+            except PoolTimeoutError as error:
+                raise IdempotencyStoreUnavailable(str(error)) from error
+            except DBAPIError as error:
+                last = attempt == TRIES or time.monotonic() > deadline
+                if last or not self._dialect.is_transient(error):
+                    raise self._translated(error) from error
+            pause(attempt)
+
+    def run_locked(
+        self, work: Callable[[Connection], T], connection: Connection | None = None
+    ) -> T:
+        """Do work that first locks rows: in one short READ COMMITTED transaction."""
+        if connection is not None or not self._connections.autocommit:
+            return self.run(work, connection)
+
+        def transacted(own: Connection) -> T:
+            with self._transaction(own):
+                return work(own)
+
+        return self.run(transacted)
+
+    @contextmanager
+    def _transaction(self, connection: Connection) -> Iterator[None]:
+        for statement in self._dialect.begin:
+            connection.exec_driver_sql(statement)
+        try:
+            yield
+        except BaseException:
+            if not connection.invalidated:
+                connection.exec_driver_sql("ROLLBACK")
+            raise
+        connection.exec_driver_sql("COMMIT")
+
+    def _translated(self, error: DBAPIError) -> Exception:
+        if self._dialect.is_schema_error(error):
+            return IdempotencyStoreUnavailable(
+                f"The table '{self._table_name}' or one of its columns does not exist. "
+                "Run your migrations: 'flask db upgrade'."
+            )
+        if isinstance(error, (OperationalError, InterfaceError, InternalError)):
+            first_line = str(error.orig).strip().split("\n")[0]
+            return IdempotencyStoreUnavailable(
+                f"The database could not answer: {first_line}"
+            )
+        return error
+
+
+def pause(attempt: int) -> None:
+    """Wait a moment, longer with each attempt, so that rivals do not march in step."""
+    time.sleep(random.uniform(0, 0.01 * 2**attempt))  # noqa: S311 - jitter, no secret

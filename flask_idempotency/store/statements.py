@@ -1,0 +1,344 @@
+"""
+The statements on one record table, built once for a store.
+
+Each condition on a record's state is made from the rows of the decision table in
+``lifecycle``, so that an UPDATE repeats exactly what was decided on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Float,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    null,
+    or_,
+    select,
+    union_all,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert as pg_insert
+
+from flask_idempotency.lifecycle import (
+    EXPIRABLE,
+    RETRYABLE,
+    RULES,
+    TAKEABLE,
+    Rule,
+    Status,
+    Verdict,
+)
+from flask_idempotency.models import SCOPE_COLUMNS, scope_constraint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sqlalchemy import Delete, Executable, Insert, Select, Table, Update
+
+    from .dialects import Dialect
+
+#: The columns that a reader of a record gets.
+_RECORD_COLUMNS = (
+    "id",
+    "operation_id",
+    *SCOPE_COLUMNS,
+    "request_hash",
+    "status",
+    "owner_token",
+    "attempts",
+    "response_code",
+    "response_headers",
+    "response_body",
+    "response_encoding",
+    "task_id",
+    "outbox_event_id",
+    "failure",
+    "effects_committed_at",
+    "locked_until",
+    "expires_at",
+    "created_at",
+    "completed_at",
+)
+
+
+class Statements:
+    """
+    Every statement that the store sends, for one table on one kind of database.
+
+    Bound parameters start with ``b_``: an UPDATE reserves the columns' own names.
+    """
+
+    def __init__(self, table: Table, dialect: Dialect) -> None:
+        self._table = table
+        self._dialect = dialect
+        self.constraint = str(scope_constraint(table).name)
+        columns = table.c
+        self._scope = and_(*(columns[n] == self._bind(n) for n in SCOPE_COLUMNS))
+        self._owned = and_(
+            columns.id == self._bind("id"),
+            columns.owner_token == self._bind("owner_token"),
+            columns.status == Status.PROCESSING.value,
+        )
+        self.look = select(*self._view()).where(self._scope)
+        self.look_by_id = select(*self._view()).where(columns.id == self._bind("id"))
+        self.insert = self._insert()
+        self.insert_or_see = self._insert_or_see(lazy_flush=True)
+        self.insert_or_see_in_transaction = self._insert_or_see(lazy_flush=False)
+        self.take_over = {
+            retry: self._take_over(self._takeable(retry_failed=retry))
+            for retry in (False, True)
+        }
+        self.lock_takeable = {
+            retry: self._lock(self._scope, self._takeable(retry_failed=retry))
+            for retry in (False, True)
+        }
+        self.lock_exhausted = self._lock(self._scope, self._exhausted())
+        self.give_up = self._end(
+            and_(columns.id == self._bind("id"), self._exhausted()),
+            status=Status.FAILED,
+            failure=self._bind("failure"),
+        )
+        self.lock_by_id = self._lock(columns.id == self._bind("id"))
+        self.mark_effects = (
+            update(table)
+            .where(self._owned)
+            .values(
+                version=columns.version + 1,
+                effects_committed_at=func.coalesce(
+                    columns.effects_committed_at, dialect.now()
+                ),
+            )
+        )
+        self.mark_succeeded = self._answered(Status.SUCCEEDED, with_effects=False)
+        self.mark_succeeded_with_effects = self._answered(
+            Status.SUCCEEDED, with_effects=True
+        )
+        self.mark_failed = self._answered(Status.FAILED, with_effects=False)
+        self.release = delete(table).where(
+            self._owned, columns.effects_committed_at.is_(None)
+        )
+        self.lock_expirable = self._lock(self._any_of(EXPIRABLE), batch=True)
+        self.expire = self._end(
+            and_(columns.id.in_(self._ids()), self._any_of(EXPIRABLE)),
+            status=Status.EXPIRED,
+        )
+        self.count_expirable = select(func.count()).where(self._any_of(EXPIRABLE))
+        self.count_unknown = select(func.count()).where(
+            self._any_of(
+                r
+                for r in RULES
+                if r.verdict is Verdict.OUTCOME_UNKNOWN and r.gone is True
+            )
+        )
+
+    def purgeable(self, *filters: str) -> tuple[Select[Any], Select[Any], Delete]:
+        """
+        Return how to count, lock and delete a batch of expired records.
+
+        Args:
+            filters: Names of scope columns that must equal their parameter.
+        """
+        columns = self._table.c
+        condition = and_(
+            columns.status == Status.EXPIRED.value,
+            columns.expires_at <= self._dialect.later(-self._bind_seconds("older_than")),
+            *(columns[name] == self._bind(name) for name in filters),
+        )
+        return (
+            select(func.count()).where(condition),
+            self._lock(condition, batch=True),
+            delete(self._table).where(columns.id.in_(self._ids()), condition),
+        )
+
+    def _bind(self, column: str) -> ColumnElement[Any]:
+        return bindparam(f"b_{column}", type_=self._table.c[column].type)
+
+    def _bind_seconds(self, name: str) -> Any:
+        return bindparam(f"b_{name}", type_=Float())
+
+    def _ids(self) -> Any:
+        return bindparam("b_ids", expanding=True, type_=self._table.c.id.type)
+
+    def _later(self, name: str) -> ColumnElement[Any]:
+        return self._dialect.later(self._bind_seconds(name))
+
+    def _view(self) -> list[ColumnElement[Any]]:
+        columns, now = self._table.c, self._dialect.now
+        left = self._dialect.seconds_until(columns.locked_until)
+        return [
+            *(columns[name] for name in _RECORD_COLUMNS),
+            func.coalesce(columns.locked_until <= now(), literal(False)).label("lapsed"),  # noqa: FBT003
+            (columns.expires_at <= now()).label("gone"),
+            func.coalesce(left, 0.0).label("lease_seconds_left"),
+        ]
+
+    def _condition(self, rule: Rule) -> ColumnElement[bool]:
+        columns, now = self._table.c, self._dialect.now
+        tests = {
+            ("lapsed", True): columns.locked_until <= now(),
+            ("lapsed", False): columns.locked_until > now(),
+            ("effects", True): columns.effects_committed_at.is_not(None),
+            ("effects", False): columns.effects_committed_at.is_(None),
+            ("gone", True): columns.expires_at <= now(),
+            ("gone", False): columns.expires_at > now(),
+            ("same", True): columns.request_hash == self._bind("request_hash"),
+            ("same", False): columns.request_hash != self._bind("request_hash"),
+        }
+        return and_(
+            columns.status == rule.status.value,
+            *(tests[item] for item in rule.conditions().items()),
+        )
+
+    def _any_of(self, rules: Iterable[Rule]) -> ColumnElement[bool]:
+        return or_(*(self._condition(rule) for rule in rules))
+
+    def _takeable(self, *, retry_failed: bool) -> ColumnElement[bool]:
+        return self._any_of((*TAKEABLE, RETRYABLE) if retry_failed else TAKEABLE)
+
+    def _exhausted(self) -> ColumnElement[bool]:
+        lapsed = [r for r in RULES if r.verdict is Verdict.LEASE_LAPSED]
+        attempts = self._table.c.attempts >= bindparam("b_max_attempts")
+        return and_(self._any_of(lapsed), attempts)
+
+    def _lock(
+        self, *conditions: ColumnElement[bool], batch: bool = False
+    ) -> Select[Any]:
+        query = select(self._table.c.id).where(*conditions)
+        if batch:
+            query = query.limit(bindparam("b_limit"))
+        return query.with_for_update(skip_locked=True, key_share=True)
+
+    def _new_row(self) -> dict[str, ColumnElement[Any]]:
+        bound = (
+            "id",
+            "operation_id",
+            "owner_token",
+            *SCOPE_COLUMNS,
+            "request_hash",
+            "task_id",
+            "outbox_event_id",
+        )
+        return {
+            **{name: self._bind(name) for name in bound},
+            "status": literal(Status.PROCESSING.value),
+            "version": literal(1),
+            "attempts": literal(1),
+            "locked_until": self._later("lease"),
+            "expires_at": self._later("ttl"),
+            "created_at": self._dialect.now(),
+        }
+
+    def _insert(self) -> Insert:
+        return insert(self._table).values(**self._new_row())
+
+    def _insert_or_see(self, *, lazy_flush: bool) -> Executable:
+        """
+        Build PostgreSQL's claim: insert, or read the row that is there, in one trip.
+
+        `lazy_flush` saves the claim's own fsync. Nothing is lost by it: whatever
+        becomes durable for this claim updates the same row later, and so flushes
+        the claim first. The setting is local to the statement's transaction, so it
+        must not be used inside one of the application's.
+        """
+        row = self._new_row()
+        source = select(*row.values())
+        if lazy_flush:
+            off = func.set_config("synchronous_commit", "off", literal(True))  # noqa: FBT003
+            source = source.where(off == "off")
+        inserted = (
+            pg_insert(self._table)
+            .from_select(list(row), source)
+            .on_conflict_do_nothing(constraint=self.constraint)
+            .returning(literal(True).label("inserted"), *self._view())  # noqa: FBT003
+            .cte("inserted_row")
+        )
+        seen = select(literal(False), *self._view()).where(  # noqa: FBT003
+            self._scope, ~exists(select(literal(1)).select_from(inserted))
+        )
+        return union_all(select(inserted), seen)
+
+    def _take_over(self, takeable: ColumnElement[bool]) -> Update:
+        columns = self._table.c
+        gone = columns.expires_at <= self._dialect.now()
+
+        def anew(fresh: Any, name: str) -> ColumnElement[Any]:
+            """Give a column a new value only where a new operation starts."""
+            return case((gone, fresh), else_=columns[name])
+
+        return (
+            update(self._table)
+            .where(columns.id == self._bind("id"), takeable)
+            # In this order: MySQL and MariaDB compute each assignment from the row
+            # as the earlier ones left it, so what `gone` reads comes last.
+            .ordered_values(
+                (columns.operation_id, anew(self._bind("operation_id"), "operation_id")),
+                (columns.attempts, case((gone, 1), else_=columns.attempts + 1)),
+                (columns.task_id, anew(self._bind("task_id"), "task_id")),
+                (
+                    columns.outbox_event_id,
+                    anew(self._bind("outbox_event_id"), "outbox_event_id"),
+                ),
+                (columns.created_at, anew(self._dialect.now(), "created_at")),
+                (columns.expires_at, anew(self._later("ttl"), "expires_at")),
+                (columns.request_hash, self._bind("request_hash")),
+                (columns.owner_token, self._bind("owner_token")),
+                (columns.status, Status.PROCESSING.value),
+                (columns.version, columns.version + 1),
+                (columns.locked_until, self._later("lease")),
+                (columns.effects_committed_at, null()),
+                (columns.response_code, null()),
+                (columns.response_headers, null()),
+                (columns.response_body, null()),
+                (columns.response_encoding, null()),
+                (columns.failure, null()),
+                (columns.completed_at, null()),
+            )
+        )
+
+    def _end(
+        self, condition: ColumnElement[bool], *, status: Status, **values: Any
+    ) -> Update:
+        columns = self._table.c
+        if status is not Status.EXPIRED:
+            values["completed_at"] = self._dialect.now()
+        return (
+            update(self._table)
+            .where(condition)
+            .values(
+                status=status.value,
+                version=columns.version + 1,
+                owner_token=null(),
+                locked_until=null(),
+                **values,
+            )
+        )
+
+    def _answered(self, status: Status, *, with_effects: bool) -> Update:
+        columns = self._table.c
+        names = (
+            "response_code",
+            "response_headers",
+            "response_body",
+            "response_encoding",
+            "failure",
+        )
+        values: dict[str, Any] = {name: self._bind(name) for name in names}
+        if with_effects:
+            values["effects_committed_at"] = func.coalesce(
+                columns.effects_committed_at, self._dialect.now()
+            )
+        # A call that ends late still owes its duplicates half a life of the key.
+        half = self._later("half_ttl")
+        values["expires_at"] = case(
+            (columns.expires_at < half, self._later("ttl")), else_=columns.expires_at
+        )
+        return self._end(self._owned, status=status, **values)
