@@ -35,6 +35,9 @@ class Connections(Protocol):
     def connect(self) -> contextlib.AbstractContextManager[Connection]:
         """Lend a connection."""
 
+    def close(self) -> None:
+        """Close what is not in use."""
+
 
 class OwnPool:
     """
@@ -74,6 +77,10 @@ class OwnPool:
         finally:
             self._slots.release()
 
+    def close(self) -> None:
+        """Close the connections that are not in use; new ones are made on demand."""
+        self._engine.dispose()
+
 
 class SharedConnection:
     """
@@ -97,6 +104,9 @@ class SharedConnection:
         yield session.connection()
         if not self._in_unit():
             session.commit()
+
+    def close(self) -> None:
+        """Do nothing: the connection is the session's."""
 
 
 def shares_one_connection(engine: Engine) -> bool:

@@ -72,7 +72,12 @@ class IdempotencyStore:
         self.bind_arguments = {"clause": table}
         self._sql = Statements(table, self.dialect)
         self._runner = Runner(self.dialect, connections, table.name)
+        self._connections = connections
         self._config = config
+
+    def close(self) -> None:
+        """Close the connections of the store's own pool that are not in use."""
+        self._connections.close()
 
     def claim(
         self,

@@ -1,0 +1,111 @@
+"""
+Fixtures: an empty database for each test, and applications on it.
+
+A test with the fixture ``database`` runs once on each kind of database. A server
+that does not answer is skipped with one line in the summary; with ``CI=true`` it
+fails the run.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .databases import NAMES, SERVERS, Database, Server, sqlite_database
+from .shop import Shop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_ABSENT = pytest.StashKey[dict[str, str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Look once which servers answer."""
+    found = {name: Server(name).absence() for name in SERVERS}
+    absent = {name: reason for name, reason in found.items() if reason}
+    config.stash[_ABSENT] = absent
+    if absent and os.environ.get("CI") == "true":
+        raise pytest.UsageError("\n".join(absent.values()))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say in one line per server what was not tested."""
+    for reason in config.stash[_ABSENT].values():
+        terminalreporter.write_line(f"SKIPPED: {reason}", yellow=True)
+
+
+@pytest.fixture(scope="session")
+def server_databases() -> Iterator[dict[str, str]]:
+    """Keep one database of this run per server, made at first use."""
+    made: dict[str, str] = {}
+    yield made
+    for name, url in made.items():
+        Server(name).drop(url)
+
+
+@pytest.fixture(params=NAMES)
+def database(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    server_databases: dict[str, str],
+) -> Database:
+    """Give an empty database of each kind."""
+    name: str = request.param
+    if name == "sqlite":
+        return sqlite_database(tmp_path)
+    if name in request.config.stash[_ABSENT]:
+        pytest.skip(f"{name} is absent")
+    server = Server(name)
+    if name in server_databases:
+        server.empty(server_databases[name])
+    else:
+        server_databases[name] = server.create()
+    return Database(name, server_databases[name])
+
+
+@pytest.fixture
+def make_database(
+    database: Database, tmp_path: Path
+) -> Iterator[Callable[[], Database]]:
+    """Make further databases of the kind that the test runs on."""
+    made: list[Database] = []
+
+    def make() -> Database:
+        if database.name == "sqlite":
+            other = sqlite_database(tmp_path, f"other{len(made)}")
+        else:
+            other = Database(database.name, Server(database.name).create())
+        made.append(other)
+        return other
+
+    yield make
+    for other in made:
+        if other.name != "sqlite":
+            Server(other.name).drop(other.url)
+
+
+@pytest.fixture
+def make_shop(database: Database) -> Iterator[Callable[..., Shop]]:
+    """Make applications on the test's database, each with its own configuration."""
+    made: list[Shop] = []
+
+    def make(**config: object) -> Shop:
+        shop = Shop(database, **config)
+        made.append(shop)
+        return shop
+
+    yield make
+    for shop in made:
+        shop.close()
+
+
+@pytest.fixture
+def shop(make_shop: Callable[..., Shop]) -> Shop:
+    """Give an application with the default configuration."""
+    return make_shop()
