@@ -181,7 +181,7 @@ class RouteOptions:
     """
 
     required: bool | None = _setting(None, _flag)
-    key: Callable[[], str | None] | None = _setting(None, _callable)
+    key: Callable[[], str | None] | None = _setting(None, _callable)  # noqa: RUF009
     route: str | None = _setting(None, _route_name)
     ttl_seconds: float | None = _setting(None, seconds_of, "ttl")
     lease_seconds: float | None = _setting(None, seconds_of, "lease")

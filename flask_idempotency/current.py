@@ -29,13 +29,13 @@ class CurrentIdempotency:
     def scope(self) -> Scope | None:
         """What the key is bound to."""
         claim = self._claim()
-        return claim and claim.scope
+        return claim.scope if claim else None
 
     @property
     def request_hash(self) -> str | None:
         """Hash of the request."""
         claim = self._claim()
-        return claim and claim.request_hash
+        return claim.request_hash if claim else None
 
     @property
     def attempt(self) -> int:
@@ -47,13 +47,13 @@ class CurrentIdempotency:
     def task_id(self) -> str | None:
         """Task bound to the record."""
         claim = self._claim()
-        return claim and claim.task_id
+        return claim.task_id if claim else None
 
     @property
     def outbox_event_id(self) -> str | None:
         """Event bound to the record."""
         claim = self._claim()
-        return claim and claim.outbox_event_id
+        return claim.outbox_event_id if claim else None
 
     def derive_key(self, *names: str) -> str:
         """

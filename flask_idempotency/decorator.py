@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from flask import current_app, g, request
 
+from .completion import Work
 from .config import RouteOptions
 from .exceptions import IdempotencyConfigError
-from .guard import Work
 from .request import read_key, request_hash, route_name, scope_of_request
 from .responses import replay, store_response
 from .state import get_state
@@ -162,4 +162,4 @@ def _application_answer(error: Exception) -> Response:
     again, as by Flask itself.
     """
     answer = current_app.handle_user_exception(error)
-    return cast("Response", current_app.make_response(answer))
+    return current_app.make_response(answer)

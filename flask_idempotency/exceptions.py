@@ -19,14 +19,10 @@ Errors of this library, their codes and HTTP statuses.
         ├── IdempotencyPreviousFailure          500
         ├── IdempotencyStoreUnavailable         503, retryable
         └── IdempotencyLeaseLost                503, retryable
-
-The docstring of an HTTP error is the text that a client reads,
-unless the place that raises it knows better.
 """
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from werkzeug.exceptions import HTTPException
@@ -60,12 +56,12 @@ class ResultNotStorable(IdempotencyError):  # noqa: N818 - a state, as ``LeaseLo
     """The handler's result has no JSON form, so no duplicate could get it."""
 
 
-class IdempotencyHTTPException(IdempotencyError, HTTPException):
+class IdempotencyHTTPException(IdempotencyError, HTTPException):  # noqa: N818
     """
     Base class of the errors that are answered to the client.
 
     Args:
-        description: The text for the client; the class docstring by default.
+        description: The text for the client; the class attribute by default.
         task_id: Task bound to the record, where known.
         outbox_event_id: Event bound to the record, where known.
         expires_at: When the key becomes reusable, where known.
@@ -86,8 +82,7 @@ class IdempotencyHTTPException(IdempotencyError, HTTPException):
         retry_after_seconds: int | None = None,
         replayed: bool = False,
     ) -> None:
-        text = description or " ".join(inspect.cleandoc(self.__doc__ or "").split())
-        HTTPException.__init__(self, text)
+        HTTPException.__init__(self, description)
         self.task_id = task_id
         self.outbox_event_id = outbox_event_id
         self.expires_at = expires_at
@@ -120,105 +115,116 @@ class IdempotencyHTTPException(IdempotencyError, HTTPException):
 
 
 class IdempotencyKeyMissing(IdempotencyHTTPException):
-    """This operation needs an idempotency key: send the header Idempotency-Key."""
+    """The route requires a key and the request has none."""
 
     code = 400
     error_code = "IDEMPOTENCY_KEY_MISSING"
+    description = "This operation needs an idempotency key."
 
 
 class IdempotencyKeyInvalid(IdempotencyHTTPException):
-    """The idempotency key is malformed."""
+    """The key is empty, malformed, too long, or sent more than once."""
 
     code = 400
     error_code = "IDEMPOTENCY_KEY_INVALID"
+    description = "The idempotency key is malformed."
 
 
 class IdempotencyCallerUnknown(IdempotencyHTTPException):
-    """The caller could not be identified, so its key cannot be kept apart."""
+    """No tenant or user is known, so that keys of callers could meet."""
 
     code = 403
     error_code = "IDEMPOTENCY_CALLER_UNKNOWN"
+    description = (
+        "The caller could not be identified, so its idempotency key cannot be kept "
+        "apart from those of others. Authenticate and send the request again."
+    )
 
 
 class IdempotencyInProgress(IdempotencyHTTPException):
-    """
-    A request with this idempotency key is still being processed.
-    Repeat the same request later.
-    """
+    """Another call with the key is at work."""
 
     code = 409
     error_code = "IDEMPOTENCY_IN_PROGRESS"
     retryable = True
+    description = (
+        "A request with this idempotency key is still being processed. "
+        "Send the same request again later."
+    )
 
 
 class IdempotencyOutcomeUnknown(IdempotencyHTTPException):
-    """
-    An earlier request with this idempotency key was interrupted after a part of it
-    had taken effect. It is not run again; ask the operator of the service.
-    """
+    """A call stopped after it had committed a part, and left no answer."""
 
     code = 409
     error_code = "IDEMPOTENCY_OUTCOME_UNKNOWN"
+    description = (
+        "An earlier request with this idempotency key was interrupted after a part of "
+        "it had taken effect. It is not run again; ask the operator of the service."
+    )
 
 
 class IdempotencyResponseUnavailable(IdempotencyHTTPException):
-    """
-    The request with this idempotency key succeeded, but its answer was not kept.
-    It is not run again; look its result up.
-    """
+    """The call succeeded, but its answer was too large to be kept."""
 
     code = 409
     error_code = "IDEMPOTENCY_RESPONSE_UNAVAILABLE"
+    description = (
+        "The request with this idempotency key succeeded, but its answer was not "
+        "kept. It is not run again; look its result up."
+    )
 
 
 class IdempotencyKeyConflict(IdempotencyHTTPException):
-    """
-    This idempotency key was used for a different request.
-    Send the first request unchanged, or a new key.
-    """
+    """The key was used for another request."""
 
     code = 422
     error_code = "IDEMPOTENCY_KEY_CONFLICT"
+    description = (
+        "This idempotency key was used for a different request. "
+        "Send the first request unchanged, or a new key."
+    )
 
 
 class IdempotencyPreviousFailure(IdempotencyHTTPException):
-    """
-    The request with this idempotency key failed, and this operation is not retried
-    under the same key.
-    """
+    """The call with the key raised, and a retry was not opted in to."""
 
     code = 500
     error_code = "IDEMPOTENCY_PREVIOUS_FAILURE"
+    description = (
+        "The request with this idempotency key failed, and this operation is not "
+        "run again under the same key."
+    )
 
 
 class IdempotencyStoreUnavailable(IdempotencyHTTPException):
     """
-    The idempotency store cannot be reached, so the request was not run.
-    Repeat the same request later.
+    The database cannot claim a key or record an outcome now.
 
-    Attributes:
+    Args:
         reason: One sentence for the operator; never sent to the client.
     """
 
     code = 503
     error_code = "IDEMPOTENCY_STORE_UNAVAILABLE"
     retryable = True
+    description = (
+        "The idempotency store cannot be reached, so the outcome of this request is "
+        "not recorded. Send the same request again later."
+    )
 
     def __init__(self, reason: str) -> None:
-        super().__init__(
-            "The idempotency store cannot be reached, so the outcome of this request "
-            "is not recorded. Repeat the same request later.",
-            retry_after_seconds=1,
-        )
+        super().__init__(retry_after_seconds=1)
         self.reason = reason
 
 
 class IdempotencyLeaseLost(IdempotencyHTTPException):
-    """
-    The record of this request vanished while it ran, so nothing of it was committed.
-    Repeat the same request.
-    """
+    """The owner's record is gone; nothing was committed."""
 
     code = 503
     error_code = "IDEMPOTENCY_LEASE_LOST"
     retryable = True
+    description = (
+        "The record of this request vanished while it ran, so nothing of it was "
+        "committed. Send the same request again."
+    )

@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, TypeVar
 from flask import g
 
 from .config import Config, RouteOptions
-from .exceptions import IdempotencyConfigError, IdempotencyError, IdempotencyHTTPException
-from .models import IdempotencyRecordMixin, build_record_class, scope_constraint, table_of
+from .exceptions import (
+    IdempotencyConfigError,
+    IdempotencyError,
+    IdempotencyHTTPException,
+)
+from .models import (
+    IdempotencyRecordMixin,
+    build_record_class,
+    scope_constraint,
+    table_of,
+)
 from .problems import problem_response
 from .request import read_key, scope_of_request
 from .state import EXTENSION_KEY, IdempotencyState, Loaders, get_state
@@ -89,7 +98,10 @@ class Idempotency:
         )
         app.extensions[EXTENSION_KEY] = state
         handlers = app.error_handler_spec[None][None]
-        if IdempotencyError not in handlers and IdempotencyHTTPException not in handlers:
+        if (
+            IdempotencyError not in handlers
+            and IdempotencyHTTPException not in handlers
+        ):
             app.register_error_handler(
                 IdempotencyHTTPException, partial(problem_response, config=state.config)
             )
@@ -137,7 +149,7 @@ class Idempotency:
         key = idempotency_key or read_key(options, state.config)
         if key is None:
             return None
-        return scope_of_request(state, route, key, anonymous=options.anonymous)
+        return scope_of_request(state, route, key, anonymous=bool(options.anonymous))
 
     @property
     def Record(self) -> type[IdempotencyRecordMixin]:  # noqa: N802 - a class

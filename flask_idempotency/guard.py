@@ -7,41 +7,21 @@ Knows nothing of HTTP requests. Statements belong in ``store``, the fence in
 
 from __future__ import annotations
 
-import logging
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy.exc import DBAPIError
-
-from .config import Config, seconds_of
+from .answers import duplicate_answer, first_answer
+from .completion import Completion, Work
+from .config import seconds_of
 from .exceptions import (
     IdempotencyConfigError,
-    IdempotencyError,
-    IdempotencyHTTPException,
-    IdempotencyInProgress,
-    IdempotencyKeyConflict,
     IdempotencyLeaseLost,
-    IdempotencyOutcomeUnknown,
-    IdempotencyPreviousFailure,
-    IdempotencyResponseUnavailable,
-    IdempotencyStoreUnavailable,
     LeaseLost,
     NestedCallError,
     ResultNotStorable,
 )
-from .lifecycle import (
-    Claim,
-    Decision,
-    Failure,
-    RecordView,
-    Scope,
-    Status,
-    StoredResponse,
-    Verdict,
-    decide,
-)
-from .unit_of_work import Call, Release, current_call, has_written, running
+from .lifecycle import Decision, StoredResponse, Verdict, decide
+from .unit_of_work import Call, current_call, has_written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,25 +30,16 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session
 
-    from .config import Duration
+    from .answers import Answer
+    from .config import Config, Duration
+    from .lifecycle import Claim, Scope
     from .store import IdempotencyStore
-
-    from .unit_of_work import Ending
 
     IdBuilder = Callable[[Claim], str]
 
-log = logging.getLogger(__name__)
-
 R = TypeVar("R")
 
-_REFUSALS: dict[Verdict, type[IdempotencyHTTPException]] = {
-    Verdict.REQUEST_HASH_CONFLICT: IdempotencyKeyConflict,
-    Verdict.IN_PROGRESS: IdempotencyInProgress,
-    Verdict.OUTCOME_UNKNOWN: IdempotencyOutcomeUnknown,
-    # Seen only after another owner took the record over and stopped in its turn.
-    Verdict.LEASE_LAPSED: IdempotencyInProgress,
-}
-_SUCCESS, _CLIENT_ERROR, _SERVER_ERROR = 200, 400, 500
+_SUCCESS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,42 +61,6 @@ class MutationResult:
     response_code: int
     response_body: bytes
     replayed: bool
-    task_id: str | None = None
-    outbox_event_id: str | None = None
-    record_id: UUID | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work(Generic[R]):
-    """
-    How a call is run and its result stored.
-
-    Attributes:
-        handler: The effect; called once at most.
-        encode: Result to stored answer.
-        rescue: Exception to result, where the application answers it; raises it
-            again otherwise.
-    """
-
-    handler: Callable[[], R]
-    encode: Callable[[R], StoredResponse]
-    rescue: Callable[[Exception], R]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer(Generic[R]):
-    """
-    The end of a guarded call.
-
-    Attributes:
-        stored: The answer as it is kept.
-        result: The handler's own result; ``None`` on a replay.
-        replayed: Whether the handler was not run for this call.
-    """
-
-    stored: StoredResponse
-    result: R | None = None
-    replayed: bool = False
     task_id: str | None = None
     outbox_event_id: str | None = None
     record_id: UUID | None = None
@@ -155,10 +90,11 @@ class IdempotencyMutationGuard:
         self._store = store
         self._session = session
         self._config = config
+        self._completion = Completion(store, config)
         self._dumps = dumps
         self._loads = loads
 
-    def run(  # noqa: PLR0913 - the specified signature
+    def run(
         self,
         scope: Scope | None,
         request_hash: str,
@@ -239,15 +175,15 @@ class IdempotencyMutationGuard:
         if scope is not None:
             decision = self._claim(call, scope, request_hash, options)
             if decision.claim is None:
-                return _duplicate_answer(decision)
+                return duplicate_answer(decision)
             call.claim = decision.claim
         try:
-            stored, result = self._perform(call, work)
+            stored, result = self._completion.perform(call, work)
         except LeaseLost:
             if call.host is not None:  # the outer call's rows were rolled back too
                 raise IdempotencyLeaseLost(retry_after_seconds=1) from None
             return self._answer_of_new_owner(scope, request_hash)
-        return _first_answer(call.claim, stored, result)
+        return first_answer(call.claim, stored, result)
 
     def _claim(
         self, call: Call, scope: Scope, request_hash: str, options: dict[str, Any]
@@ -259,9 +195,7 @@ class IdempotencyMutationGuard:
                 "same scope. Give the inner one a route of its own."
             )
         connection = self._transaction_to_join(call)
-        return self._store.claim(
-            scope, request_hash, connection=connection, **options
-        )
+        return self._store.claim(scope, request_hash, connection=connection, **options)
 
     def _transaction_to_join(self, call: Call) -> Connection | None:
         """
@@ -290,181 +224,6 @@ class IdempotencyMutationGuard:
     def _connection(self, session: Session) -> Connection:
         return session.connection(bind_arguments=self._store.bind_arguments)
 
-    def _perform(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R]:
-        """Run the work, then record what its own commit did not carry."""
-        try:
-            with running(call):
-                if call.host is None:
-                    stored, result, carried = self._conduct(call, work)
-                else:
-                    stored, result, carried = self._conduct_inside(call, work)
-        except BaseException as error:
-            self._undo(call)
-            if call.lost:
-                raise LeaseLost from error
-            self._record_exception(call, error)
-            raise
-        if call.lost:
-            self._undo(call)
-            raise LeaseLost
-        if not carried:
-            self._record_alone(call, stored)
-        return stored, result
-
-    def _conduct(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R, bool]:
-        """
-        Run the outermost call's work and commit it if the answer is below 400.
-
-        Returns:
-            The answer, the result, and whether a commit carried the record.
-        """
-        stored, result = _attempt(work)
-        if call.lost or stored.code >= _CLIENT_ERROR or not self._is_committable(call):
-            call.session.rollback()
-            return stored, result, False
-        if not call.session.in_transaction():
-            return stored, result, call.claim is None
-        try:
-            self._commit(call, stored)
-        except Exception as error:  # noqa: BLE001 - goes on, or the application answers it
-            if call.lost:
-                raise
-            if isinstance(error, LeaseLost):  # an inner call's record was
-                raise IdempotencyLeaseLost(retry_after_seconds=1) from error
-            call.session.rollback()
-            if self._has_committed(call, error):
-                return stored, result, True
-            # As an exception of the view: the application may have an answer to it.
-            call.ending = None
-            result = work.rescue(error)
-            return work.encode(result), result, False
-        return stored, result, True
-
-    def _is_committable(self, call: Call) -> bool:
-        """Tell whether what the handler left in the session can be committed."""
-        session = call.session
-        if self._config.commit == "view" or not session.is_active:
-            return False
-        return not (
-            session.in_transaction()
-            and self._store.dialect.is_aborted(self._connection(session))
-        )
-
-    def _commit(self, call: Call, stored: StoredResponse) -> None:
-        if call.claim is not None:
-            self._connection(call.session)  # so that the commit reaches the engine
-            call.ending = stored
-        call.session.commit()
-
-    def _has_committed(self, call: Call, error: Exception) -> bool:
-        """
-        Find out what became of a commit that raised.
-
-        Raises:
-            IdempotencyStoreUnavailable: If that cannot be told. Then nothing is
-                written, and the lease decides.
-        """
-        lost_answer = isinstance(error, DBAPIError) and error.connection_invalidated
-        if not lost_answer or call.claim is None:
-            return False
-        status = self._store.settle(call.claim)
-        if status is None:
-            call.abandon()
-            raise IdempotencyStoreUnavailable(
-                "The connection broke during COMMIT and its outcome is not known yet."
-            ) from error
-        return status is not Status.PROCESSING
-
-    def _conduct_inside(
-        self, call: Call, work: Work[R]
-    ) -> tuple[StoredResponse, R, bool]:
-        """Run an inner call in a savepoint; the outermost call's commit completes it."""
-        savepoint = call.session.begin_nested()
-        try:
-            stored, result = _attempt(work)
-            if stored.code < _CLIENT_ERROR:
-                call.session.flush()
-        except BaseException:
-            if savepoint.is_active:
-                savepoint.rollback()
-            raise
-        if savepoint.is_active:
-            if stored.code < _CLIENT_ERROR:
-                savepoint.commit()
-            else:
-                savepoint.rollback()
-        released = stored.code in self._config.release_on
-        self._hand_over(call, Release() if released else _ending_of(stored))
-        return stored, result, True
-
-    def _hand_over(self, call: Call, ending: Ending) -> None:
-        """Leave the outcome of an inner call to the commit of the outermost one."""
-        host = call.host
-        if host is not None and call.claim is not None:
-            call.ending = ending
-            host.completed += [*call.completed, call]
-
-    def _undo(self, call: Call) -> None:
-        """Roll back an outermost call, and free what ended inside it."""
-        if call.host is not None:
-            return
-        call.session.rollback()
-        for inner in call.completed:
-            self._record_undone(inner)
-
-    def _record_undone(self, inner: Call) -> None:
-        """Settle an inner call whose effect was rolled back with the outer one."""
-        if inner.claim is None:
-            return
-        if isinstance(inner.ending, Failure):
-            self._store.mark_failed(inner.claim, inner.ending)
-        else:
-            self._store.release(inner.claim)
-
-    def _record_alone(self, call: Call, stored: StoredResponse) -> None:
-        """Store an answer that no commit of the session carried, durably."""
-        for inner in call.completed:
-            self._record_undone(inner)
-        if call.claim is None:
-            return
-        ending = _ending_of(stored)
-        if isinstance(ending, Failure):
-            owned = self._store.mark_failed(call.claim, ending)
-        else:
-            owned = self._released(call.claim, stored) or self._store.mark_succeeded(
-                call.claim, stored
-            )
-        if not owned:
-            raise LeaseLost
-
-    def _released(self, claim: Claim, stored: StoredResponse) -> bool:
-        """Free the key after an answer that says "nothing was done", if that is so."""
-        if stored.code not in self._config.release_on:
-            return False
-        released = self._store.release(claim)
-        if not released:
-            log.warning(
-                "'%s' answered %s after a commit, so its key is not freed.",
-                claim.scope.route,
-                stored.code,
-            )
-        return released
-
-    def _record_exception(self, call: Call, error: BaseException) -> None:
-        """Record an exception that goes on; never replace it by one of ours."""
-        if call.claim is None:
-            return
-        failure = Failure(reason=f"{type(error).__module__}.{type(error).__qualname__}")
-        retryable = isinstance(error, IdempotencyHTTPException) and error.retryable
-        if call.host is not None:
-            self._hand_over(call, Release() if retryable else failure)
-            return
-        try:
-            if not (retryable and self._store.release(call.claim)):
-                self._store.mark_failed(call.claim, failure)
-        except IdempotencyError:
-            log.exception("The failure of a guarded call could not be recorded.")
-
     def _answer_of_new_owner(
         self, scope: Scope | None, request_hash: str
     ) -> Answer[Any]:
@@ -473,7 +232,7 @@ class IdempotencyMutationGuard:
         verdict = decide(record.facts(request_hash)) if record else Verdict.MISSING
         if verdict in {Verdict.MISSING, Verdict.EXPIRED_REUSABLE}:
             raise IdempotencyLeaseLost(retry_after_seconds=1)
-        return _duplicate_answer(Decision(outcome=verdict, record=record))
+        return duplicate_answer(Decision(outcome=verdict, record=record))
 
     def _encode(self, result: tuple[object, int]) -> StoredResponse:
         value, status = result
@@ -494,15 +253,6 @@ _EARLY_WRITES = (
 )
 
 
-def _attempt(work: Work[R]) -> tuple[StoredResponse, R]:
-    try:
-        result = work.handler()
-        return work.encode(result), result
-    except Exception as error:  # noqa: BLE001 - rescue raises it again, or answers it
-        result = work.rescue(error)
-        return work.encode(result), result
-
-
 def _reraise(error: Exception) -> Any:
     raise error
 
@@ -515,12 +265,6 @@ def _split(result: object) -> tuple[object, int]:
     return result, _SUCCESS
 
 
-def _ending_of(stored: StoredResponse) -> StoredResponse | Failure:
-    if stored.code < _SERVER_ERROR:
-        return stored
-    return Failure(reason=f"answer {stored.code}", response=stored)
-
-
 def _seconds(name: str, value: Duration) -> float:
     try:
         return seconds_of(value)
@@ -528,47 +272,3 @@ def _seconds(name: str, value: Duration) -> float:
         raise IdempotencyConfigError(
             f"{name} is {value!r}; it must be {error}."
         ) from error
-
-
-def _first_answer(claim: Claim | None, stored: StoredResponse, result: R) -> Answer[R]:
-    if claim is None:
-        return Answer(stored=stored, result=result)
-    return Answer(
-        stored=stored,
-        result=result,
-        task_id=claim.task_id,
-        outbox_event_id=claim.outbox_event_id,
-        record_id=claim.record_id,
-    )
-
-
-def _duplicate_answer(decision: Decision) -> Answer[Any]:
-    """Replay what is stored, or raise the error that says why there is nothing."""
-    record = decision.record
-    if record is None:  # every try met a row that vanished again
-        raise IdempotencyInProgress(retry_after_seconds=1)
-    facts: dict[str, Any] = {
-        "task_id": record.task_id,
-        "outbox_event_id": record.outbox_event_id,
-        "expires_at": record.expires_at,
-    }
-    if decision.outcome in _REFUSALS:
-        refusal = _REFUSALS[decision.outcome]
-        if refusal.retryable:
-            facts["retry_after_seconds"] = _retry_after(record)
-        raise refusal(**facts)
-    if record.response is None:
-        raise IdempotencyPreviousFailure(**facts, replayed=True)
-    if record.response.body is None:
-        raise IdempotencyResponseUnavailable(**facts)
-    return Answer(
-        stored=record.response,
-        replayed=True,
-        task_id=record.task_id,
-        outbox_event_id=record.outbox_event_id,
-        record_id=record.id,
-    )
-
-
-def _retry_after(record: RecordView) -> int:
-    return max(1, math.ceil(record.lease_seconds_left))

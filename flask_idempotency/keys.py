@@ -15,11 +15,11 @@ from .lifecycle import SCOPE_LENGTHS
 _STRING = r'"((?:[ !#-\[\]-~]|\\["\\])*)"'
 # The best-known clients send the key without quotes. What would have a meaning in a
 # structured field is left out, so that both spellings are one key, never two.
-_TOKEN = r"[!#-+\--:<-\[\]-~]+"
+_UNQUOTED = r"[!#-+\--:<-\[\]-~]+"
 # Section 3.1.2: parameters may follow an item; the draft gives them no meaning.
-_PARAMETERS = rf"(?:;[ ]*[a-z*][a-z0-9_.*-]*(?:=(?:{_STRING}|{_TOKEN}))?)*"
+_PARAMETERS = rf"(?:;[ ]*[a-z*][a-z0-9_.*-]*(?:=(?:{_STRING}|{_UNQUOTED}))?)*"
 _QUOTED = re.compile(_STRING + _PARAMETERS)
-_BARE = re.compile(_TOKEN)
+_BARE = re.compile(_UNQUOTED)
 _HOW = 'Send it once, as 1 to 255 printable ASCII characters in quotes: "k-123".'
 
 
@@ -58,7 +58,7 @@ def _fault(text: str) -> str:
         return "was sent more than once"
     if text.startswith('"'):
         return "has an unbalanced quote or a wrong escape"
-    return "has a blank or one of the characters \" ; \\ without quotes"
+    return 'has a blank or one of the characters " ; \\ without quotes'
 
 
 def new_key() -> str:

@@ -268,6 +268,7 @@ class Scope:
     idempotency_key: str
 
     def __post_init__(self) -> None:
+        """Refuse what the database could not keep unchanged."""
         for name in ("tenant_id", "user_id", "route"):
             check_text(name, getattr(self, name), SCOPE_LENGTHS[name])
         try:
@@ -399,4 +400,3 @@ class Diagnosis:
     record: RecordView | None = None
     #: One sentence that says why.
     explanation: str = ""
-

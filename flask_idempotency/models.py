@@ -7,8 +7,8 @@ import of this package.
 
 from __future__ import annotations
 
-import uuid
-from datetime import datetime
+import uuid  # noqa: TC003 - SQLAlchemy reads the annotations
+from datetime import datetime  # noqa: TC003
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import (
@@ -140,10 +140,11 @@ def scope_constraint(table: Table) -> UniqueConstraint:
             one of its columns nullable, so that duplicates would not collide.
     """
     nullable = [name for name in SCOPE_COLUMNS if table.c[name].nullable]
-    for constraint in table.constraints:
-        if isinstance(constraint, UniqueConstraint) and not nullable:
-            if tuple(constraint.columns.keys()) == SCOPE_COLUMNS and constraint.name:
-                return constraint
+    unique = [c for c in table.constraints if isinstance(c, UniqueConstraint)]
+    for constraint in unique:
+        scoped = tuple(constraint.columns.keys()) == SCOPE_COLUMNS
+        if scoped and constraint.name and not nullable:
+            return constraint
     fault = (
         f"makes {', '.join(nullable)} nullable"
         if nullable

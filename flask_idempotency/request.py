@@ -20,7 +20,7 @@ from .keys import parse_key
 from .lifecycle import SCOPE_LENGTHS, Scope, check_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from werkzeug.datastructures import FileStorage
 
@@ -67,7 +67,9 @@ def _given_key(loader: Callable[[], str | None]) -> str | None:
     try:
         return check_text("key", key, SCOPE_LENGTHS["idempotency_key"])
     except ValueError as error:
-        raise IdempotencyKeyInvalid(f"The idempotency key is unusable: {error}.") from error
+        raise IdempotencyKeyInvalid(
+            f"The idempotency key is unusable: {error}."
+        ) from error
 
 
 def _client_key(config: Config) -> str | None:
@@ -200,7 +202,7 @@ def _body() -> Iterator[str | bytes]:
         yield request.get_data()
 
 
-def _pairs(lists: Iterator[tuple[str, list[str]]]) -> Iterator[str]:
+def _pairs(lists: Iterable[tuple[str, list[str]]]) -> Iterator[str]:
     for name, values in sorted(lists):
         for value in values:
             yield name

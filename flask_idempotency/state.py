@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from flask import current_app
 
-from .config import RouteOptions
 from .exceptions import IdempotencyConfigError
 from .guard import IdempotencyMutationGuard
 from .models import table_of
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.orm import Session
 
-    from .config import Config
+    from .config import Config, RouteOptions
     from .models import IdempotencyRecordMixin
 
 EXTENSION_KEY = "idempotency"

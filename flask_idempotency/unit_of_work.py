@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import event
 
@@ -40,7 +40,8 @@ class Release:
     """The ending of an inner call that leaves no record."""
 
 
-Ending = Union[StoredResponse, Failure, Release]
+#: What a commit writes as the outcome of a call.
+Ending = StoredResponse | Failure | Release
 
 
 @dataclass(kw_only=True, eq=False)
@@ -130,7 +131,7 @@ class _Fence:
     def begin_twophase(self, connection: Connection, _xid: Any) -> None:
         connection.info[_WROTE] = False
 
-    def before_cursor_execute(  # noqa: PLR0913 - SQLAlchemy's signature
+    def before_cursor_execute(
         self,
         connection: Connection,
         _cursor: Any,
@@ -159,7 +160,7 @@ class _Fence:
             if call.lost or not self._carry(call, connection):
                 call.lost = True
                 # Before raising: some drivers' reset would commit what is left open.
-                connection.engine.dialect.do_rollback(connection.connection)  # type: ignore[arg-type]
+                connection.engine.dialect.do_rollback(connection.connection)
                 raise LeaseLost(_LOST)
 
     def _writes(self, connection: Connection) -> bool:

@@ -87,9 +87,7 @@ class Server:
             self._execute(f"CREATE DATABASE {name}")
 
     def _admin(self) -> Engine:
-        return create_engine(
-            self.url, poolclass=NullPool, isolation_level="AUTOCOMMIT"
-        )
+        return create_engine(self.url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
 
     def _execute(self, statement: str) -> None:
         with self._admin().connect() as connection:

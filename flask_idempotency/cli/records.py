@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -99,7 +100,7 @@ def expire(*, yes: bool, as_json: bool, dry_run: bool, batch_size: int) -> None:
 @click.option("--user-id", help="Only this user's records.")
 @with_appcontext
 @_clear_errors
-def purge(  # noqa: PLR0913 - one argument for each option
+def purge(
     *,
     yes: bool,
     as_json: bool,
@@ -134,9 +135,7 @@ def purge(  # noqa: PLR0913 - one argument for each option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @with_appcontext
 @_clear_errors
-def diagnose(
-    *, request_hash: str | None, as_json: bool, **scope_parts: str
-) -> None:
+def diagnose(*, request_hash: str | None, as_json: bool, **scope_parts: str) -> None:
     """Say what the next request with a key would meet, and why."""
     for name, value in scope_parts.items():
         _checked(name, value)
@@ -214,9 +213,7 @@ def _confirmed(question: str, *, yes: bool) -> bool:
 
 
 def _progress(length: int, label: str) -> Any:
-    return click.progressbar(
-        length=length, label=label, file=click.get_text_stream("stderr")
-    )
+    return click.progressbar(length=length, label=label, file=sys.stderr)
 
 
 def _print_report(report: dict[str, Any], sentence: str, *, as_json: bool) -> None:

@@ -36,7 +36,7 @@ def expire(
     return _in_batches(lambda: store.expire(limit=batch_size), progress)
 
 
-def purge(  # noqa: PLR0913 - keyword-only filters
+def purge(
     store: IdempotencyStore,
     progress: Progress,
     *,

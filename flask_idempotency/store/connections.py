@@ -58,7 +58,9 @@ class OwnPool:
         if isinstance(pool, QueuePool) and pool.size():
             pool_size = min(pool_size, pool.size())
         self._slots = threading.BoundedSemaphore(pool_size)
-        self._engine = create_engine(engine.url, pool=pool, isolation_level="AUTOCOMMIT")
+        self._engine = create_engine(
+            engine.url, pool=pool, isolation_level="AUTOCOMMIT"
+        )
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:

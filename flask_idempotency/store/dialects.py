@@ -6,13 +6,12 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy import Float, cast, extract, func, literal_column, text
-from sqlalchemy.exc import IntegrityError
 
 from flask_idempotency.exceptions import IdempotencyConfigError
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Connection
-    from sqlalchemy.exc import DBAPIError
+    from sqlalchemy.exc import DBAPIError, IntegrityError
 
 # The first word of statements that change nothing which a re-run could double.
 _READ = re.compile(
@@ -21,7 +20,9 @@ _READ = re.compile(
     r"|TABLE|DESCRIBE|DESC|USE|LISTEN|WITH)\b",
     re.IGNORECASE | re.DOTALL,
 )
-_WRITE_WORD = re.compile(r"\b(?:INSERT|UPDATE|DELETE|MERGE|REPLACE|INTO)\b", re.IGNORECASE)
+_WRITE_WORD = re.compile(
+    r"\b(?:INSERT|UPDATE|DELETE|MERGE|REPLACE|INTO)\b", re.IGNORECASE
+)
 _LOCKING = re.compile(r"\bFOR\s+(?:NO\s+KEY\s+)?UPDATE\b", re.IGNORECASE)
 
 
@@ -130,7 +131,7 @@ class PostgreSQL(Dialect):
 
     def hides_claims(self, connection: Connection) -> bool:
         level = connection.connection.dbapi_connection.isolation_level  # type: ignore[union-attr]
-        name = level.name if level else connection.default_isolation_level
+        name = level.name if level else str(connection.default_isolation_level)
         return name.replace("_", " ") in {"REPEATABLE READ", "SERIALIZABLE"}
 
 
@@ -145,6 +146,7 @@ class MySQL(Dialect):
     transient = frozenset({1213, 1205, 1020})
     schema = frozenset({1146, 1054})
     _DUPLICATE = 1062
+    _UNIT: ClassVar[ColumnElement[Any]] = literal_column("MICROSECOND")
 
     def __init__(self) -> None:
         self._snapshot_isolation: bool | None = None
@@ -157,12 +159,10 @@ class MySQL(Dialect):
 
     def later(self, seconds: ColumnElement[float]) -> ColumnElement[Any]:
         microseconds = func.round(seconds * 1_000_000)
-        unit = literal_column("MICROSECOND")
-        return func.timestampadd(unit, microseconds, self.now())
+        return func.timestampadd(self._UNIT, microseconds, self.now())
 
     def seconds_until(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        unit = literal_column("MICROSECOND")
-        return func.timestampdiff(unit, self.now(), column) / 1e6
+        return func.timestampdiff(self._UNIT, self.now(), column) / 1e6
 
     def code(self, error: DBAPIError) -> object:
         arguments = getattr(error.orig, "args", ())
@@ -171,8 +171,13 @@ class MySQL(Dialect):
     def is_duplicate(self, error: IntegrityError, constraint: str, table: str) -> bool:
         # "Duplicate entry '…' for key 'name'": the entry is the client's text, so
         # only the end of the message is looked at.
-        key = re.search(r"for key '(?:[^'.]*\.)?([^'.]*)'$", str(error.orig.args[-1]))  # type: ignore[union-attr]
-        return self.code(error) == self._DUPLICATE and bool(key) and key[1] == constraint  # type: ignore[index]
+        message = str(error.orig.args[-1]) if error.orig else ""
+        key = re.search(r"for key '(?:[^'.]*\.)?([^'.]*)'$", message)
+        return (
+            self.code(error) == self._DUPLICATE
+            and key is not None
+            and key[1] == constraint
+        )
 
     def hides_claims(self, connection: Connection) -> bool:
         # With snapshot isolation (the default from MariaDB 11.8) an UPDATE of a row
@@ -249,5 +254,3 @@ def dialect_for(name: str) -> Dialect:
             f"The database '{name}' is not supported; records can be kept in {known}."
         )
     return _DIALECTS[name]()
-
-

@@ -17,12 +17,14 @@ from sqlalchemy import (
     case,
     delete,
     exists,
+    false,
     func,
     insert,
     literal,
     null,
     or_,
     select,
+    true,
     union_all,
     update,
 )
@@ -150,7 +152,8 @@ class Statements:
         columns = self._table.c
         condition = and_(
             columns.status == Status.EXPIRED.value,
-            columns.expires_at <= self._dialect.later(-self._bind_seconds("older_than")),
+            columns.expires_at
+            <= self._dialect.later(-self._bind_seconds("older_than")),
             *(columns[name] == self._bind(name) for name in filters),
         )
         return (
@@ -176,7 +179,7 @@ class Statements:
         left = self._dialect.seconds_until(columns.locked_until)
         return [
             *(columns[name] for name in _RECORD_COLUMNS),
-            func.coalesce(columns.locked_until <= now(), literal(False)).label("lapsed"),  # noqa: FBT003
+            func.coalesce(columns.locked_until <= now(), false()).label("lapsed"),
             (columns.expires_at <= now()).label("gone"),
             func.coalesce(left, 0.0).label("lease_seconds_left"),
         ]
@@ -252,16 +255,16 @@ class Statements:
         row = self._new_row()
         source = select(*row.values())
         if lazy_flush:
-            off = func.set_config("synchronous_commit", "off", literal(True))  # noqa: FBT003
+            off = func.set_config("synchronous_commit", "off", true())
             source = source.where(off == "off")
         inserted = (
             pg_insert(self._table)
             .from_select(list(row), source)
             .on_conflict_do_nothing(constraint=self.constraint)
-            .returning(literal(True).label("inserted"), *self._view())  # noqa: FBT003
+            .returning(true().label("inserted"), *self._view())
             .cte("inserted_row")
         )
-        seen = select(literal(False), *self._view()).where(  # noqa: FBT003
+        seen = select(false(), *self._view()).where(
             self._scope, ~exists(select(literal(1)).select_from(inserted))
         )
         return union_all(select(inserted), seen)
@@ -280,7 +283,10 @@ class Statements:
             # In this order: MySQL and MariaDB compute each assignment from the row
             # as the earlier ones left it, so what `gone` reads comes last.
             .ordered_values(
-                (columns.operation_id, anew(self._bind("operation_id"), "operation_id")),
+                (
+                    columns.operation_id,
+                    anew(self._bind("operation_id"), "operation_id"),
+                ),
                 (columns.attempts, case((gone, 1), else_=columns.attempts + 1)),
                 (columns.task_id, anew(self._bind("task_id"), "task_id")),
                 (

@@ -251,6 +251,7 @@ def test_without_a_key_the_view_is_still_a_unit_of_work(shop: Shop) -> None:
 
 def test_without_a_key_an_error_is_rolled_back(shop: Shop) -> None:
     """A decorated view rolls back at 400 or above, also without a key."""
+
     @shop.app.post("/accounts")
     @idempotent
     def view() -> tuple[str, int]:
@@ -266,9 +267,7 @@ def test_session_whose_flush_failed_and_was_caught(shop: Shop) -> None:
 
     def view() -> tuple[str, int]:
         shop.runs.append(1)
-        shop.db.session.add_all(
-            [shop.Account(name="twin"), shop.Account(name="twin")]
-        )
+        shop.db.session.add_all([shop.Account(name="twin"), shop.Account(name="twin")])
         try:
             shop.db.session.flush()
         except IntegrityError:
@@ -287,9 +286,7 @@ def test_commit_that_fails_is_an_exception_of_the_view(shop: Shop) -> None:
 
     def view() -> tuple[str, int]:
         shop.runs.append(1)
-        shop.db.session.add_all(
-            [shop.Account(name="twin"), shop.Account(name="twin")]
-        )
+        shop.db.session.add_all([shop.Account(name="twin"), shop.Account(name="twin")])
         return "created", 201
 
     shop.view(view)
@@ -305,9 +302,7 @@ def test_commit_that_fails_reaches_the_error_handler(shop: Shop) -> None:
         return "taken", 409
 
     def view() -> tuple[str, int]:
-        shop.db.session.add_all(
-            [shop.Account(name="twin"), shop.Account(name="twin")]
-        )
+        shop.db.session.add_all([shop.Account(name="twin"), shop.Account(name="twin")])
         return "created", 201
 
     shop.view(view)
@@ -475,5 +470,3 @@ def claim_and_vanish(shop: Shop, *, view_committed: bool = False) -> None:
         with shop.app.app_context(), shop.db.engine.begin() as connection:
             shop.idempotency.store.mark_effects(decision.claim, connection)
         shop.lapse()
-
-

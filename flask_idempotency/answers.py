@@ -1,0 +1,96 @@
+"""What a guarded call gives back: the first answer, or what a duplicate gets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from .exceptions import (
+    IdempotencyHTTPException,
+    IdempotencyInProgress,
+    IdempotencyKeyConflict,
+    IdempotencyOutcomeUnknown,
+    IdempotencyPreviousFailure,
+    IdempotencyResponseUnavailable,
+)
+from .lifecycle import Verdict
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from .lifecycle import Claim, Decision, RecordView, StoredResponse
+
+R = TypeVar("R")
+
+_REFUSALS: dict[Verdict, type[IdempotencyHTTPException]] = {
+    Verdict.REQUEST_HASH_CONFLICT: IdempotencyKeyConflict,
+    Verdict.IN_PROGRESS: IdempotencyInProgress,
+    Verdict.OUTCOME_UNKNOWN: IdempotencyOutcomeUnknown,
+    # Seen only after another owner took the record over and stopped in its turn.
+    Verdict.LEASE_LAPSED: IdempotencyInProgress,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer(Generic[R]):
+    """
+    The end of a guarded call.
+
+    Attributes:
+        stored: The answer as it is kept.
+        result: The handler's own result; ``None`` on a replay.
+        replayed: Whether the handler was not run for this call.
+    """
+
+    stored: StoredResponse
+    result: R | None = None
+    replayed: bool = False
+    task_id: str | None = None
+    outbox_event_id: str | None = None
+    record_id: UUID | None = None
+
+
+def first_answer(claim: Claim | None, stored: StoredResponse, result: R) -> Answer[R]:
+    """Return the answer of the call that ran."""
+    if claim is None:
+        return Answer(stored=stored, result=result)
+    return Answer(
+        stored=stored,
+        result=result,
+        task_id=claim.task_id,
+        outbox_event_id=claim.outbox_event_id,
+        record_id=claim.record_id,
+    )
+
+
+def duplicate_answer(decision: Decision) -> Answer[Any]:
+    """Replay what is stored, or raise the error that says why there is nothing."""
+    record = decision.record
+    if record is None:  # every try met a row that vanished again
+        raise IdempotencyInProgress(retry_after_seconds=1)
+    facts: dict[str, Any] = {
+        "task_id": record.task_id,
+        "outbox_event_id": record.outbox_event_id,
+        "expires_at": record.expires_at,
+    }
+    if decision.outcome in _REFUSALS:
+        refusal = _REFUSALS[decision.outcome]
+        if refusal.retryable:
+            facts["retry_after_seconds"] = _retry_after(record)
+        raise refusal(**facts)
+    if record.response is None:
+        raise IdempotencyPreviousFailure(**facts, replayed=True)
+    if record.response.body is None:
+        raise IdempotencyResponseUnavailable(**facts)
+    return Answer(
+        stored=record.response,
+        replayed=True,
+        task_id=record.task_id,
+        outbox_event_id=record.outbox_event_id,
+        record_id=record.id,
+    )
+
+
+def _retry_after(record: RecordView) -> int:
+    return max(1, math.ceil(record.lease_seconds_left))

@@ -1,0 +1,263 @@
+"""
+How the owner's call ends: what is committed, rolled back and recorded.
+
+Effect and record are written by one commit wherever the answer is below 400;
+every other end is written on its own, after the rollback.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from .exceptions import (
+    IdempotencyError,
+    IdempotencyHTTPException,
+    IdempotencyLeaseLost,
+    IdempotencyStoreUnavailable,
+    LeaseLost,
+)
+from .lifecycle import Failure, Status, StoredResponse
+from .unit_of_work import Release, running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
+
+    from .config import Config
+    from .lifecycle import Claim
+    from .store import IdempotencyStore
+    from .unit_of_work import Call, Ending
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+_CLIENT_ERROR, _SERVER_ERROR = 400, 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work(Generic[R]):
+    """
+    How a call is run and its result stored.
+
+    Attributes:
+        handler: The effect; called once at most.
+        encode: Result to stored answer.
+        rescue: Exception to result, where the application answers it; raises it
+            again otherwise.
+    """
+
+    handler: Callable[[], R]
+    encode: Callable[[R], StoredResponse]
+    rescue: Callable[[Exception], R]
+
+
+class Completion:
+    """
+    Runs the work of a claimed call and settles its record.
+
+    Args:
+        store: Keeps the records.
+        config: The application's settings.
+    """
+
+    def __init__(self, store: IdempotencyStore, config: Config) -> None:
+        self._store = store
+        self._config = config
+
+    def perform(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R]:
+        """Run the work, then record what its own commit did not carry."""
+        try:
+            with running(call):
+                if call.host is None:
+                    stored, result, carried = self._conduct(call, work)
+                else:
+                    stored, result, carried = self._conduct_inside(call, work)
+        except BaseException as error:
+            self._undo(call)
+            if call.lost:
+                raise LeaseLost from error
+            self._record_exception(call, error)
+            raise
+        if call.lost:
+            self._undo(call)
+            raise LeaseLost
+        if not carried:
+            self._record_alone(call, stored)
+        return stored, result
+
+    def _conduct(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R, bool]:
+        """
+        Run the outermost call's work and commit it if the answer is below 400.
+
+        Returns:
+            The answer, the result, and whether a commit carried the record.
+        """
+        stored, result = _attempt(work)
+        if call.lost or stored.code >= _CLIENT_ERROR or not self._is_committable(call):
+            call.session.rollback()
+            return stored, result, False
+        if not call.session.in_transaction():
+            return stored, result, call.claim is None
+        try:
+            self._commit(call, stored)
+        except Exception as error:
+            if call.lost:
+                raise
+            if isinstance(error, LeaseLost):  # an inner call's record was
+                raise IdempotencyLeaseLost(retry_after_seconds=1) from error
+            call.session.rollback()
+            if self._has_committed(call, error):
+                return stored, result, True
+            # As an exception of the view: the application may have an answer to it.
+            call.ending = None
+            result = work.rescue(error)
+            return work.encode(result), result, False
+        return stored, result, True
+
+    def _is_committable(self, call: Call) -> bool:
+        """Tell whether what the handler left in the session can be committed."""
+        session = call.session
+        if self._config.commit == "view" or not session.is_active:
+            return False
+        return not (
+            session.in_transaction()
+            and self._store.dialect.is_aborted(self._connection(session))
+        )
+
+    def _commit(self, call: Call, stored: StoredResponse) -> None:
+        if call.claim is not None:
+            self._connection(call.session)  # so that the commit reaches the engine
+            call.ending = stored
+        call.session.commit()
+
+    def _has_committed(self, call: Call, error: Exception) -> bool:
+        """
+        Find out what became of a commit that raised.
+
+        Raises:
+            IdempotencyStoreUnavailable: If that cannot be told. Then nothing is
+                written, and the lease decides.
+        """
+        lost_answer = getattr(error, "connection_invalidated", False)
+        if not lost_answer or call.claim is None:
+            return False
+        status = self._store.settle(call.claim)
+        if status is None:
+            call.abandon()
+            raise IdempotencyStoreUnavailable(
+                "The connection broke during COMMIT and its outcome is not known yet."
+            ) from error
+        return status is not Status.PROCESSING
+
+    def _conduct_inside(
+        self, call: Call, work: Work[R]
+    ) -> tuple[StoredResponse, R, bool]:
+        """Run an inner call in a savepoint; the outermost call's commit completes it."""
+        savepoint = call.session.begin_nested()
+        try:
+            stored, result = _attempt(work)
+            if stored.code < _CLIENT_ERROR:
+                call.session.flush()
+        except BaseException:
+            if savepoint.is_active:
+                savepoint.rollback()
+            raise
+        if savepoint.is_active:
+            if stored.code < _CLIENT_ERROR:
+                savepoint.commit()
+            else:
+                savepoint.rollback()
+        released = stored.code in self._config.release_on
+        self._hand_over(call, Release() if released else _ending_of(stored))
+        return stored, result, True
+
+    def _hand_over(self, call: Call, ending: Ending) -> None:
+        """Leave the outcome of an inner call to the commit of the outermost one."""
+        host = call.host
+        if host is not None and call.claim is not None:
+            call.ending = ending
+            host.completed += [*call.completed, call]
+
+    def _undo(self, call: Call) -> None:
+        """Roll back an outermost call, and free what ended inside it."""
+        if call.host is not None:
+            return
+        call.session.rollback()
+        for inner in call.completed:
+            self._record_undone(inner)
+
+    def _record_undone(self, inner: Call) -> None:
+        """Settle an inner call whose effect was rolled back with the outer one."""
+        if inner.claim is None:
+            return
+        if isinstance(inner.ending, Failure):
+            self._store.mark_failed(inner.claim, inner.ending)
+        else:
+            self._store.release(inner.claim)
+
+    def _record_alone(self, call: Call, stored: StoredResponse) -> None:
+        """Store an answer that no commit of the session carried, durably."""
+        for inner in call.completed:
+            self._record_undone(inner)
+        if call.claim is None:
+            return
+        ending = _ending_of(stored)
+        if isinstance(ending, Failure):
+            owned = self._store.mark_failed(call.claim, ending)
+        else:
+            owned = self._released(call.claim, stored) or self._store.mark_succeeded(
+                call.claim, stored
+            )
+        if not owned:
+            raise LeaseLost
+
+    def _released(self, claim: Claim, stored: StoredResponse) -> bool:
+        """Free the key after an answer that says "nothing was done", if that is so."""
+        if stored.code not in self._config.release_on:
+            return False
+        released = self._store.release(claim)
+        if not released:
+            log.warning(
+                "'%s' answered %s after a commit, so its key is not freed.",
+                claim.scope.route,
+                stored.code,
+            )
+        return released
+
+    def _record_exception(self, call: Call, error: BaseException) -> None:
+        """Record an exception that goes on; never replace it by one of ours."""
+        if call.claim is None:
+            return
+        failure = Failure(reason=f"{type(error).__module__}.{type(error).__qualname__}")
+        retryable = isinstance(error, IdempotencyHTTPException) and error.retryable
+        if call.host is not None:
+            self._hand_over(call, Release() if retryable else failure)
+            return
+        try:
+            if not (retryable and self._store.release(call.claim)):
+                self._store.mark_failed(call.claim, failure)
+        except IdempotencyError:
+            log.exception("The failure of a guarded call could not be recorded.")
+
+    def _connection(self, session: Session) -> Connection:
+        return session.connection(bind_arguments=self._store.bind_arguments)
+
+
+def _attempt(work: Work[R]) -> tuple[StoredResponse, R]:
+    try:
+        result = work.handler()
+        return work.encode(result), result
+    except Exception as error:  # noqa: BLE001 - rescue raises it again, or answers it
+        result = work.rescue(error)
+        return work.encode(result), result
+
+
+def _ending_of(stored: StoredResponse) -> StoredResponse | Failure:
+    if stored.code < _SERVER_ERROR:
+        return stored
+    return Failure(reason=f"answer {stored.code}", response=stored)

@@ -1,0 +1,105 @@
+"""The owner's moves out of ``processing``, each one conditional statement."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flask_idempotency.codec import encode_body, encode_headers
+
+from .base import StoreBase
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from flask_idempotency.lifecycle import Claim, Failure, StoredResponse
+
+
+class Outcomes(StoreBase):
+    """What only the owner of a record may write, under its token."""
+
+    def mark_effects(self, claim: Claim, connection: Connection) -> bool:
+        """
+        Note in a transaction that its commit makes a part of the operation durable.
+
+        ``processing`` stays. Called by the fence, for the owner.
+
+        Returns:
+            Whether the record still belongs to the claim; if not, roll back.
+        """
+        return self._owned_update(self._sql.mark_effects, claim, {}, connection)
+
+    def mark_succeeded(
+        self,
+        claim: Claim,
+        response: StoredResponse,
+        *,
+        connection: Connection | None = None,
+    ) -> bool:
+        """
+        Store the answer: ``processing`` to ``succeeded``, by the owner only.
+
+        Args:
+            claim: The owner's claim.
+            response: What duplicates get.
+            connection: The business transaction that carries the record; without
+                one the answer is stored, durably, on its own.
+
+        Returns:
+            Whether the record still belonged to the claim; if not, roll back.
+        """
+        statement = (
+            self._sql.mark_succeeded_with_effects
+            if connection
+            else self._sql.mark_succeeded
+        )
+        values = {**self._response_values(claim, response), "b_failure": None}
+        return self._owned_update(statement, claim, values, connection)
+
+    def mark_failed(
+        self,
+        claim: Claim,
+        failure: Failure,
+        *,
+        connection: Connection | None = None,
+    ) -> bool:
+        """
+        Store a failure: ``processing`` to ``failed``, by the owner only.
+
+        Effects that were committed before stay noted, so that nothing runs again.
+
+        Returns:
+            Whether the record still belonged to the claim.
+        """
+        values = {
+            **self._response_values(claim, failure.response),
+            "b_failure": failure.reason[:255],
+        }
+        return self._owned_update(self._sql.mark_failed, claim, values, connection)
+
+    def release(self, claim: Claim, *, connection: Connection | None = None) -> bool:
+        """
+        Free the key: ``processing`` without effects to missing, by the owner only.
+
+        Args:
+            claim: The owner's claim.
+            connection: A transaction of which the release becomes a part.
+
+        Returns:
+            Whether the record was removed; not once a part of it is durable.
+        """
+        return self._owned_update(self._sql.release, claim, {}, connection)
+
+    def _response_values(
+        self, claim: Claim, response: StoredResponse | None
+    ) -> dict[str, Any]:
+        body, encoding = encode_body(response.body if response else None)
+        return {
+            "b_response_code": response.code if response else None,
+            "b_response_headers": encode_headers(response.headers)
+            if response
+            else None,
+            "b_response_body": body,
+            "b_response_encoding": encoding,
+            "b_ttl": claim.ttl_seconds,
+            "b_half_ttl": claim.ttl_seconds / 2,
+        }

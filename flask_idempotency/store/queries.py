@@ -1,0 +1,89 @@
+"""Reading records: what a key means now, and what became of a call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flask_idempotency.lifecycle import Diagnosis, Status, Verdict, decide
+
+from .base import StoreBase
+from .explain import explain
+from .rows import record_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from flask_idempotency.lifecycle import Claim, RecordView, Scope
+
+
+class Queries(StoreBase):
+    """Questions about one record."""
+
+    def look(self, scope: Scope) -> RecordView | None:
+        """Read the record of a scope, without any lock."""
+        parameters = self._scope_parameters(scope)
+        row = self._runner.run(lambda c: c.execute(self._sql.look, parameters).first())
+        return record_of(row) if row is not None else None
+
+    def diagnose(self, scope: Scope, request_hash: str | None = None) -> Diagnosis:
+        """
+        Say what the next request with a scope would meet, and why.
+
+        Args:
+            scope: What the key is bound to.
+            request_hash: Hash of that request; without it the record's own.
+
+        Raises:
+            IdempotencyStoreUnavailable: If the database cannot answer.
+        """
+        record = self.look(scope)
+        facts = record.facts(request_hash) if record else None
+        verdict = decide(facts) if facts else Verdict.MISSING
+        return Diagnosis(
+            diagnosis=verdict,
+            scope=scope,
+            record=record,
+            explanation=explain(verdict, record),
+        )
+
+    def settle(self, claim: Claim) -> Status | None:
+        """
+        Find out what became of a COMMIT whose answer was lost.
+
+        A locking read: a plain one says "nothing happened" just before it did.
+
+        Returns:
+            The record's status if this claim wrote it or still owns it; ``None`` if
+            that cannot be told, because the row is locked, gone or another's.
+        """
+
+        def work(connection: Connection) -> Status | None:
+            key = {"b_id": claim.record_id}
+            if connection.execute(self._sql.lock_by_id, key).first() is None:
+                return None
+            row = connection.execute(self._sql.look_by_id, key).first()
+            record = record_of(row) if row is not None else None
+            return record.status if record and _is_own(record, claim) else None
+
+        return self._runner.run_locked(work)
+
+    def is_settled(self, claim: Claim, connection: Connection) -> bool:
+        """Tell whether this attempt's outcome is on its record already."""
+        row = connection.execute(
+            self._sql.look_by_id, {"b_id": claim.record_id}
+        ).first()
+        record = record_of(row) if row is not None else None
+        return (
+            record is not None
+            and _is_own(record, claim)
+            and record.status is not Status.PROCESSING
+        )
+
+
+def _is_own(record: RecordView, claim: Claim) -> bool:
+    """Tell whether the record's state is this attempt's doing."""
+    return (
+        record.operation_id == claim.operation_id
+        and record.attempts == claim.attempt
+        and record.owner_token in {None, claim.owner_token}
+    )
