@@ -19,13 +19,12 @@ from .exceptions import (
     LeaseLost,
 )
 from .lifecycle import Failure, Status, StoredResponse
-from .unit_of_work import Release, running
+from .unit_of_work import Release, can_commit, connection_of, roll_back, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlalchemy import Connection
-    from sqlalchemy.orm import Session
+    from sqlalchemy.orm import SessionTransaction
 
     from .config import Config
     from .lifecycle import Claim
@@ -99,7 +98,7 @@ class Completion:
         """
         stored, result = _attempt(work)
         if call.lost or stored.code >= _CLIENT_ERROR or not self._is_committable(call):
-            call.session.rollback()
+            roll_back(call.session)
             return stored, result, False
         if not call.session.in_transaction():
             return stored, result, call.claim is None
@@ -110,7 +109,7 @@ class Completion:
                 raise
             if isinstance(error, LeaseLost):  # an inner call's record was
                 raise IdempotencyLeaseLost(retry_after_seconds=1) from error
-            call.session.rollback()
+            roll_back(call.session)
             if self._has_committed(call, error):
                 return stored, result, True
             # As an exception of the view: the application may have an answer to it.
@@ -120,18 +119,12 @@ class Completion:
         return stored, result, True
 
     def _is_committable(self, call: Call) -> bool:
-        """Tell whether what the handler left in the session can be committed."""
-        session = call.session
-        if self._config.commit == "view" or not session.is_active:
-            return False
-        return not (
-            session.in_transaction()
-            and self._store.dialect.is_aborted(self._connection(session))
-        )
+        """Tell whether what the handler left in the session is to be committed."""
+        return self._config.commit == "unit" and can_commit(call)
 
     def _commit(self, call: Call, stored: StoredResponse) -> None:
         if call.claim is not None:
-            self._connection(call.session)  # so that the commit reaches the engine
+            connection_of(call)  # so that the commit reaches the engine
             call.ending = stored
         call.session.commit()
 
@@ -161,17 +154,11 @@ class Completion:
         savepoint = call.session.begin_nested()
         try:
             stored, result = _attempt(work)
-            if stored.code < _CLIENT_ERROR:
+            if stored.code < _CLIENT_ERROR and can_commit(call):
                 call.session.flush()
-        except BaseException:
-            if savepoint.is_active:
-                savepoint.rollback()
-            raise
-        if savepoint.is_active:
-            if stored.code < _CLIENT_ERROR:
-                savepoint.commit()
-            else:
-                savepoint.rollback()
+                _end(savepoint, call, savepoint.commit)
+        finally:
+            _end(savepoint, call, savepoint.rollback)
         released = stored.code in self._config.release_on
         self._hand_over(call, Release() if released else _ending_of(stored))
         return stored, result, True
@@ -187,7 +174,7 @@ class Completion:
         """Roll back an outermost call, and free what ended inside it."""
         if call.host is not None:
             return
-        call.session.rollback()
+        roll_back(call.session)
         for inner in call.completed:
             self._record_undone(inner)
 
@@ -239,22 +226,31 @@ class Completion:
             self._hand_over(call, Release() if retryable else failure)
             return
         try:
-            if not (retryable and self._store.release(call.claim)):
+            owned = (retryable and self._store.release(call.claim)) or (
                 self._store.mark_failed(call.claim, failure)
+            )
         except IdempotencyError:
             log.exception("The failure of a guarded call could not be recorded.")
-
-    def _connection(self, session: Session) -> Connection:
-        return session.connection(bind_arguments=self._store.bind_arguments)
+            return
+        if not owned and isinstance(error, Exception):
+            raise LeaseLost from error  # the exception of a late owner is no answer
 
 
 def _attempt(work: Work[R]) -> tuple[StoredResponse, R]:
     try:
         result = work.handler()
         return work.encode(result), result
-    except Exception as error:  # noqa: BLE001 - rescue raises it again, or answers it
+    except Exception as error:
+        if isinstance(error, IdempotencyHTTPException) and error.retryable:
+            raise  # "come back later" is no answer to keep for duplicates
         result = work.rescue(error)
         return work.encode(result), result
+
+
+def _end(savepoint: SessionTransaction, call: Call, how: Callable[[], None]) -> None:
+    """End a savepoint, unless a commit or rollback of the handler has ended it."""
+    if call.session.get_nested_transaction() is savepoint:
+        how()
 
 
 def _ending_of(stored: StoredResponse) -> StoredResponse | Failure:

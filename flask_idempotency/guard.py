@@ -21,7 +21,7 @@ from .exceptions import (
     ResultNotStorable,
 )
 from .lifecycle import Decision, StoredResponse, Verdict, decide
-from .unit_of_work import Call, current_call, has_written
+from .unit_of_work import Call, connection_of, current_call, has_written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,7 +208,7 @@ class IdempotencyMutationGuard:
         session = call.session
         if not session.in_transaction():
             return None
-        connection = self._connection(session)
+        connection = connection_of(call)
         if not self._store.dialect.hides_claims(connection):
             return None
         if call.host is not None:
@@ -220,9 +220,6 @@ class IdempotencyMutationGuard:
             raise IdempotencyConfigError(_EARLY_WRITES)
         session.commit()
         return None
-
-    def _connection(self, session: Session) -> Connection:
-        return session.connection(bind_arguments=self._store.bind_arguments)
 
     def _answer_of_new_owner(
         self, scope: Scope | None, request_hash: str

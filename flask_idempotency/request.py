@@ -77,6 +77,8 @@ def _client_key(config: Config) -> str | None:
     key = None if raw is None else parse_key(raw)
     if request.mimetype not in _FORM_TYPES:
         return key
+    if request.mimetype == _FORM_TYPES[0]:
+        request.get_data()  # before the form is parsed, so that the view has both
     fields = request.form.getlist(config.form_field)
     if not fields:
         return key
@@ -188,8 +190,6 @@ def request_hash(route: str) -> str:
 
 def _body() -> Iterator[str | bytes]:
     if request.mimetype in _FORM_TYPES:
-        if request.mimetype == _FORM_TYPES[0]:
-            request.get_data()  # kept, so that the view can still read it
         config = current_app.extensions["idempotency"].config
         fields = request.form.lists()
         yield from _pairs((n, v) for n, v in fields if n != config.form_field)

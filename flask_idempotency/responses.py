@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from flask import current_app
 from werkzeug.datastructures import Headers
+from werkzeug.wsgi import ClosingIterator
 
 from .lifecycle import StoredResponse
 
@@ -60,15 +61,18 @@ def _body(response: Response, max_size: int) -> bytes | None:
         return body if len(body) <= max_size else None
     # What was set for the stream as a whole stays true for its collected bytes.
     response.direct_passthrough = False
+    source, encoded = response.response, response.iter_encoded()
+    close = getattr(source, "close", None)
     pieces: list[bytes] = []
     size = 0
-    encoded = response.iter_encoded()
     for piece in encoded:
         pieces.append(piece)
         size += len(piece)
         if size > max_size:
-            response.response = chain(pieces, encoded)
+            response.response = ClosingIterator(chain(pieces, encoded), close)
             return None
+    if close is not None:
+        close()
     response.response = pieces
     return b"".join(pieces)
 

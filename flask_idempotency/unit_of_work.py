@@ -8,12 +8,14 @@ transaction is rolled back. So an owner whose record was taken over commits noth
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import event
+from sqlalchemy.exc import SQLAlchemyError
 
 from .exceptions import LeaseLost
 from .lifecycle import Failure, StoredResponse
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
     from .lifecycle import Claim
     from .store import IdempotencyStore
+
+log = logging.getLogger(__name__)
 
 _WROTE = "flask_idempotency_wrote"
 _LOST = (
@@ -101,6 +105,38 @@ def running(call: Call) -> Iterator[None]:
 def has_written(connection: Connection) -> bool:
     """Tell whether the open transaction may have changed data; in doubt it has."""
     return bool(connection.info.get(_WROTE, True))
+
+
+def connection_of(call: Call) -> Connection:
+    """Return the session's connection to the engine of the records."""
+    return call.session.connection(bind_arguments=call.store.bind_arguments)
+
+
+def can_commit(call: Call) -> bool:
+    """
+    Tell whether a commit of the session would make its work durable.
+
+    Not after a flush error that the view caught, in a transaction that the server
+    has aborted, or when the connection is gone.
+    """
+    if not call.session.is_active:
+        return False
+    if not call.session.in_transaction():
+        return True
+    try:
+        connection = connection_of(call)
+        return not (connection.invalidated or call.store.dialect.is_aborted(connection))
+    except SQLAlchemyError:
+        return False
+
+
+def roll_back(session: Session) -> None:
+    """Roll back, also when the connection is gone and its transaction with it."""
+    try:
+        session.rollback()
+    except SQLAlchemyError:
+        log.warning("A connection was lost before its rollback.", exc_info=True)
+        session.invalidate()
 
 
 def attach_fence(engine: Engine, store: IdempotencyStore) -> None:

@@ -1,0 +1,4 @@
+.PHONY: demo lint test
+
+demo lint test:
+	@python3 dev.py $@
