@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+#: Response header that marks a replay.
+REPLAYED = "Idempotent-Replayed"
+
 _REFUSALS: dict[Verdict, type[IdempotencyHTTPException]] = {
     Verdict.REQUEST_HASH_CONFLICT: IdempotencyKeyConflict,
     Verdict.IN_PROGRESS: IdempotencyInProgress,

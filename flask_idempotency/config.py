@@ -7,7 +7,6 @@ Durations are seconds or ``timedelta`` outside and ``*_seconds`` floats inside.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -17,6 +16,7 @@ from .exceptions import IdempotencyConfigError
 from .lifecycle import SCOPE_LENGTHS, check_text
 
 PREFIX = "IDEMPOTENCY_"
+_CENTURY_SECONDS = timedelta(days=36525).total_seconds()
 Duration = float | timedelta
 
 
@@ -35,8 +35,7 @@ def seconds_of(value: object, *, minimum: float = 1.0) -> float:
     if (
         isinstance(seconds, bool)
         or not isinstance(seconds, (int, float))
-        or not math.isfinite(seconds)
-        or not minimum <= seconds <= timedelta(days=36500).total_seconds()
+        or not minimum <= seconds <= _CENTURY_SECONDS
     ):
         message = f"a duration of {minimum:g} s or more, in seconds or as timedelta"
         raise ValueError(message)
@@ -91,9 +90,15 @@ def _statuses(value: object) -> frozenset[int]:
 
 
 def _route_name(value: object) -> str:
-    name = check_text("route", value, SCOPE_LENGTHS["route"])
+    try:
+        name = check_text("route", value, SCOPE_LENGTHS["route"])
+    except ValueError:
+        name = ""
     if not name or name.startswith(("task:", "outbox:")):
-        message = "a non-empty name that does not start with 'task:' or 'outbox:'"
+        message = (
+            "a text of 1 to 255 characters without NUL that does not start with "
+            "'task:' or 'outbox:', which are reserved"
+        )
         raise ValueError(message)
     return name
 
@@ -209,6 +214,13 @@ class RouteOptions:
         for name in options:
             if name not in names:
                 raise IdempotencyConfigError(_unknown(name, names, "@idempotent: "))
+        if options.get("claim") is False:
+            idle = sorted({"route", "ttl", "lease", "retry_failed"} & options.keys())
+            if idle:
+                raise IdempotencyConfigError(
+                    f"@idempotent(claim=False) leaves the claim to a service, so "
+                    f"'{idle[0]}' would do nothing. Pass it to guard.run()."
+                )
         return cls(
             **{
                 names[name].name: _parsed(

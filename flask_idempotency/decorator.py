@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from flask import current_app, g, request
+from flask import current_app, request
 
 from .completion import Work
 from .config import RouteOptions
 from .exceptions import IdempotencyConfigError
-from .request import read_key, request_hash, route_name, scope_of_request
+from .request import OPTIONS, read_key, request_hash, route_name, scope_of_request
 from .responses import replay, store_response
 from .state import get_state
 
@@ -119,7 +119,7 @@ def _guarded(view: Any, *, declared: RouteOptions) -> Any:
         options = state.options(declared)
         key = read_key(options, state.config)
         if not options.claim:
-            g.idempotency_options = options
+            request.environ[OPTIONS] = options  # not on g: a context may outlive us
             return call()
         return _respond(state, options, key, call)
 

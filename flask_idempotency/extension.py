@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from flask import g
+from flask import request
 
 from .config import Config, RouteOptions
 from .exceptions import (
@@ -20,7 +20,7 @@ from .models import (
     table_of,
 )
 from .problems import problem_response
-from .request import read_key, scope_of_request
+from .request import OPTIONS, read_key, scope_of_request
 from .state import EXTENSION_KEY, IdempotencyState, Loaders, get_state
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Idempotency:
             IdempotencyHTTPException: If key or caller are missing or unusable.
         """
         state = get_state()
-        options = g.get("idempotency_options") or state.options(RouteOptions())
+        options = request.environ.get(OPTIONS) or state.options(RouteOptions())
         key = idempotency_key or read_key(options, state.config)
         if key is None:
             return None

@@ -68,8 +68,14 @@ def canonical_json(body: bytes) -> bytes:
 
 
 def _dump(value: object) -> bytes:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return text.encode("ascii")
+    text = json.dumps(
+        value,
+        sort_keys=True,
+        separators=(",", ":"),
+        allow_nan=False,
+        ensure_ascii=False,  # else two halves of a pair would equal the character
+    )
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

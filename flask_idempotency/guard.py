@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .answers import duplicate_answer, first_answer
+from .answers import REPLAYED, duplicate_answer, first_answer
 from .completion import Completion, Work
 from .config import seconds_of
 from .exceptions import (
@@ -65,6 +65,11 @@ class MutationResult:
     outbox_event_id: str | None = None
     record_id: UUID | None = None
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """The marker of a replay, for a view that answers with this result."""
+        return {REPLAYED: "true"} if self.replayed else {}
+
 
 class IdempotencyMutationGuard:
     """
@@ -117,7 +122,8 @@ class IdempotencyMutationGuard:
                 unit of work.
             request_hash: What is asked for, as ``fingerprint(value)`` gives it.
             handler: Returns a JSON-like value, or ``(value, status)``. A status of
-                400 or above rolls its rows back.
+                400 or above rolls its rows back. An exception, also one of
+                ``abort()``, is a failure.
             task_id_builder: Called with the claim before the handler runs; a
                 duplicate gets the same id. Pure: it may be called and dropped.
             outbox_event_id_builder: The same for an event.

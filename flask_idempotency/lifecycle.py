@@ -6,6 +6,7 @@ Nothing here touches a database or Flask.
 
 from __future__ import annotations
 
+import json
 import uuid
 from dataclasses import dataclass
 from enum import Enum
@@ -310,7 +311,7 @@ class Claim:
         The same names give the same id in every attempt and every process, and a
         new one when the key is reused after its expiry.
         """
-        return str(uuid.uuid5(self.operation_id, "\0".join(names)))
+        return str(uuid.uuid5(self.operation_id, json.dumps(names)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Where a route with ``claim=False`` leaves its options for the service.
+OPTIONS = "flask_idempotency.options"
 _FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
 _CHUNK = 64 * 1024
 _NO_LOADER = """\
@@ -57,6 +59,12 @@ def read_key(options: RouteOptions, config: Config) -> str | None:
     return key
 
 
+def _keep_raw_form() -> None:
+    """Read the body before the form is parsed, so that the view has both."""
+    if request.mimetype == _FORM_TYPES[0]:
+        request.get_data()
+
+
 def _given_key(loader: Callable[[], str | None]) -> str | None:
     try:
         key = loader()
@@ -77,8 +85,7 @@ def _client_key(config: Config) -> str | None:
     key = None if raw is None else parse_key(raw)
     if request.mimetype not in _FORM_TYPES:
         return key
-    if request.mimetype == _FORM_TYPES[0]:
-        request.get_data()  # before the form is parsed, so that the view has both
+    _keep_raw_form()
     fields = request.form.getlist(config.form_field)
     if not fields:
         return key
@@ -190,6 +197,7 @@ def request_hash(route: str) -> str:
 
 def _body() -> Iterator[str | bytes]:
     if request.mimetype in _FORM_TYPES:
+        _keep_raw_form()
         config = current_app.extensions["idempotency"].config
         fields = request.form.lists()
         yield from _pairs((n, v) for n, v in fields if n != config.form_field)

@@ -9,12 +9,12 @@ from flask import current_app
 from werkzeug.datastructures import Headers
 from werkzeug.wsgi import ClosingIterator
 
+from .answers import REPLAYED
 from .lifecycle import StoredResponse
 
 if TYPE_CHECKING:
     from flask import Response
 
-REPLAYED = "Idempotent-Replayed"
 #: Made anew for each exchange, or meant for the first caller alone.
 _NOT_STORED = frozenset(
     {

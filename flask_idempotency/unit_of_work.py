@@ -125,7 +125,9 @@ def can_commit(call: Call) -> bool:
         return True
     try:
         connection = connection_of(call)
-        return not (connection.invalidated or call.store.dialect.is_aborted(connection))
+        # A view that committed this very connection has left the session without one.
+        gone = connection.invalidated or not connection.in_transaction()
+        return not (gone or call.store.dialect.is_aborted(connection))
     except SQLAlchemyError:
         return False
 

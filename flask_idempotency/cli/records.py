@@ -147,7 +147,7 @@ def diagnose(*, request_hash: str | None, as_json: bool, **scope_parts: str) -> 
     width = max(map(len, report))
     for name, value in report.items():
         if value is not None:
-            click.echo(f"{name:<{width}}  {value}")
+            click.echo(f"{name:<{width}}  {value}".rstrip())
 
 
 def _diagnosis_report(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -8,6 +8,7 @@ commits never commits anything of the application.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -52,14 +53,20 @@ class OwnPool:
     autocommit = True
 
     def __init__(self, engine: Engine, *, pool_size: int) -> None:
-        pool = engine.pool.recreate()
-        # The copy may be smaller than `pool_size`. Slots bound the use of any kind
-        # of pool, so that the wait is ours and never the pool's own timeout.
-        if isinstance(pool, QueuePool) and pool.size():
-            pool_size = min(pool_size, pool.size())
+        self._source = engine
+        # The copy of a pool may be smaller than `pool_size`. Slots bound the use of
+        # any kind of pool, so that the wait is ours and never the pool's own timeout.
+        if isinstance(engine.pool, QueuePool) and engine.pool.size():
+            pool_size = min(pool_size, engine.pool.size())
         self._slots = threading.BoundedSemaphore(pool_size)
-        self._engine = create_engine(
-            engine.url, pool=pool, isolation_level="AUTOCOMMIT"
+
+    @functools.cached_property
+    def _engine(self) -> Engine:
+        """Copied at first use, so that listeners set up after ``init_app`` count."""
+        return create_engine(
+            self._source.url,
+            pool=self._source.pool.recreate(),
+            isolation_level="AUTOCOMMIT",
         )
 
     @contextmanager

@@ -28,7 +28,8 @@ _LOCKING = re.compile(r"\bFOR\s+(?:NO\s+KEY\s+)?UPDATE\b", re.IGNORECASE)
 
 def may_write(statement: str) -> bool:
     """Tell whether a statement may change data; in doubt it does."""
-    if not _READ.match(statement):
+    several = ";" in statement.rstrip().rstrip(";")
+    if several or not _READ.match(statement):
         return True
     return bool(_WRITE_WORD.search(_LOCKING.sub("", statement)))
 

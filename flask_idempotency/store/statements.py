@@ -245,7 +245,10 @@ class Statements:
 
     def _insert_or_see(self, *, lazy_flush: bool) -> Executable:
         """
-        Build PostgreSQL's claim: insert, or read the row that is there, in one trip.
+        Build PostgreSQL's claim: see the row that is there, or insert it, in one trip.
+
+        The INSERT is left out where a row is seen, since even with ON CONFLICT it
+        would wait for a transaction that is updating that row.
 
         `lazy_flush` saves the claim's own fsync. Nothing is lost by it: whatever
         becomes durable for this claim updates the same row later, and so flushes
@@ -253,7 +256,8 @@ class Statements:
         must not be used inside one of the application's.
         """
         row = self._new_row()
-        source = select(*row.values())
+        seen = select(*self._view()).where(self._scope).cte("seen")
+        source = select(*row.values()).where(~exists(select(1).select_from(seen)))
         if lazy_flush:
             off = func.set_config("synchronous_commit", "off", true())
             source = source.where(off == "off")
@@ -261,17 +265,19 @@ class Statements:
             pg_insert(self._table)
             .from_select(list(row), source)
             .on_conflict_do_nothing(constraint=self.constraint)
-            .returning(true().label("inserted"), *self._view())
-            .cte("inserted_row")
+            .returning(*self._view())
+            .cte("inserted")
         )
-        seen = select(false(), *self._view()).where(
-            self._scope, ~exists(select(literal(1)).select_from(inserted))
+        return union_all(
+            select(true().label("inserted"), inserted), select(false(), seen)
         )
-        return union_all(select(inserted), seen)
 
     def _take_over(self, takeable: ColumnElement[bool]) -> Update:
         columns = self._table.c
-        gone = columns.expires_at <= self._dialect.now()
+        gone = or_(
+            columns.expires_at <= self._dialect.now(),
+            columns.status == Status.EXPIRED.value,
+        )
 
         def anew(fresh: Any, name: str) -> ColumnElement[Any]:
             """Give a column a new value only where a new operation starts."""

@@ -1,0 +1,320 @@
+"""Every real commit inside a call passes the fence, whatever makes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import create_engine, event, text
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from flask_idempotency import IdempotencyConfigError
+from tests.shop import elsewhere
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.databases import Database
+    from tests.shop import Shop
+
+INSERT = "INSERT INTO account (name) VALUES ('first')"
+
+
+def by_session(shop: Shop) -> None:
+    """Commit through db.session."""
+    shop.db.session.execute(text(INSERT))
+    shop.db.session.commit()
+
+
+def by_other_session(shop: Shop) -> None:
+    """Commit through a session that the application does not manage."""
+    with Session(shop.db.engine) as session:
+        session.execute(text(INSERT))
+        session.commit()
+
+
+def by_session_begin(shop: Shop) -> None:
+    """Commit at the end of a with block."""
+    with Session(shop.db.engine) as session, session.begin():
+        session.execute(text(INSERT))
+
+
+def by_engine_begin(shop: Shop) -> None:
+    """Commit through the engine."""
+    with shop.db.engine.begin() as connection:
+        connection.execute(text(INSERT))
+
+
+def by_session_connection(shop: Shop) -> None:
+    """Commit through the connection of db.session."""
+    connection = shop.db.session.connection()
+    connection.execute(text(INSERT))
+    connection.commit()
+
+
+def by_savepoint(shop: Shop) -> None:
+    """Commit after a savepoint."""
+    with shop.db.session.begin_nested():
+        shop.db.session.execute(text(INSERT))
+    shop.db.session.commit()
+
+
+COMMITS = [
+    by_session,
+    by_other_session,
+    by_session_begin,
+    by_engine_begin,
+    by_session_connection,
+    by_savepoint,
+]
+
+
+# SQLAlchemy's own warning about a session whose connection was committed.
+@pytest.mark.filterwarnings("ignore:transaction already deassociated")
+@pytest.mark.parametrize("commit", COMMITS)
+def test_commit_inside_the_view_marks_the_effect(
+    shop: Shop, commit: Callable[[Shop], None]
+) -> None:
+    """A commit by whatever way is noted on the record in the same transaction."""
+    seen: list[Any] = []
+
+    def view() -> str:
+        commit(shop)
+        record = elsewhere(shop.record)
+        assert record is not None
+        seen.append(record.effects_committed_at)
+        return "done"
+
+    shop.view(view)
+    assert shop.post().status_code == 200
+    assert seen[0] is not None
+    assert (shop.accounts(), shop.status()) == (["first"], "succeeded")
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+def test_commit_of_a_late_owner_is_undone(
+    shop: Shop, commit: Callable[[Shop], None]
+) -> None:
+    """After a take-over no way of committing makes anything durable."""
+
+    def view() -> str:
+        if shop.runs:
+            return "winner"
+        shop.runs.append(1)
+        elsewhere(shop.lapse)
+        assert elsewhere(shop.post).data == b"winner"
+        commit(shop)
+        return "late"
+
+    shop.view(view)
+    assert shop.post().data == b"winner"
+    assert shop.accounts() == []
+
+
+def test_commit_that_only_read_leaves_no_mark(shop: Shop) -> None:
+    """Ending a read transaction is no effect."""
+    seen: list[Any] = []
+
+    def view() -> str:
+        shop.db.session.execute(text("SELECT count(*) FROM account"))
+        shop.db.session.commit()
+        record = elsewhere(shop.record)
+        assert record is not None
+        seen.append(record.effects_committed_at)
+        raise ValueError
+
+    shop.view(view, retry_failed=True)
+    assert shop.post().status_code == 500
+    assert seen == [None]
+
+
+def test_savepoint_of_a_failing_view_leaves_nothing(shop: Shop) -> None:
+    """Rows of a released savepoint do not outlive the rollback."""
+
+    def view() -> None:
+        with shop.db.session.begin_nested():
+            shop.db.session.execute(text(INSERT))
+        raise ValueError
+
+    shop.view(view)
+    assert shop.post().status_code == 500
+    assert (shop.accounts(), shop.status()) == ([], "failed")
+
+
+def test_work_outside_of_calls_is_left_alone(shop: Shop) -> None:
+    """The fence does nothing where no guarded call is running."""
+    with shop.app.app_context():
+        by_session(shop)
+    assert shop.accounts() == ["first"]
+
+
+def test_view_mode_drops_what_the_view_left_uncommitted(
+    make_shop: Callable[..., Shop],
+) -> None:
+    """With IDEMPOTENCY_COMMIT = 'view' only the view commits business rows."""
+    shop = make_shop(IDEMPOTENCY_COMMIT="view")
+
+    def view() -> str:
+        by_session(shop)
+        shop.add("dropped")
+        return "done"
+
+    shop.view(view)
+    assert [shop.post().data for _ in range(2)] == [b"done", b"done"]
+    assert (shop.accounts(), shop.status()) == (["first"], "succeeded")
+
+
+def test_server_side_abort_that_the_view_survives(shop: Shop) -> None:
+    """A caught database error is rolled back; the view's answer counts."""
+
+    def view() -> str:
+        shop.runs.append(1)
+        with pytest.raises(Exception, match="no_such_table"):
+            shop.db.session.execute(text("SELECT * FROM no_such_table"))
+        return "survived"
+
+    shop.view(view)
+    assert [shop.post().data for _ in range(2)] == [b"survived"] * 2
+    assert (shop.status(), shop.runs) == ("succeeded", [1])
+
+
+@pytest.fixture
+def strict_shop(
+    database: Database, make_shop: Callable[..., Shop]
+) -> Callable[..., Shop]:
+    """Make shops whose transactions keep one snapshot, as strictly as it gets."""
+
+    def make(level: str, **config: object) -> Shop:
+        if database.name == "sqlite":  # which has only one level
+            shop = make_shop(**config)
+            _begin_explicitly(shop)
+            return shop
+        options: dict[str, Any] = {"isolation_level": level}
+        if database.name == "mariadb":  # the default from MariaDB 11.8 on
+            snapshots = "SET innodb_snapshot_isolation = ON"
+            options["connect_args"] = {"init_command": snapshots}
+        return make_shop(SQLALCHEMY_ENGINE_OPTIONS=options, **config)
+
+    return make
+
+
+def _begin_explicitly(shop: Shop) -> None:
+    """Set SQLAlchemy's recipe for transactions that begin at the first statement."""
+    with shop.app.app_context():
+        engine = shop.db.engine
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    engine.dispose()
+
+
+LEVELS = ["REPEATABLE READ", "SERIALIZABLE"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_user_loaded_before_the_view(
+    strict_shop: Callable[..., Shop], level: str
+) -> None:
+    """A snapshot opened before the claim does not make a first request fail."""
+    shop = strict_shop(level)
+
+    @shop.app.before_request
+    def load_user() -> None:
+        shop.db.session.query(shop.Account).all()
+
+    shop.creating_view()
+    assert [shop.post().status_code for _ in range(2)] == [201, 201]
+    assert (shop.accounts(), shop.runs) == (["first"], ["first"])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_nested_calls_under_strict_isolation(
+    strict_shop: Callable[..., Shop], level: str
+) -> None:
+    """An inner claim becomes part of a transaction that could not see it."""
+    shop = strict_shop(level)
+
+    def view() -> dict[str, Any]:
+        shop.add("outer")
+        result = shop.idempotency.guard.run(
+            shop.scope(route="inner"), "hash", lambda: shop.add("inner")
+        )
+        return {"inner": result.value}
+
+    shop.view(view)
+    answers = [shop.post() for _ in range(2)]
+    assert [a.json for a in answers] == [{"inner": "inner"}] * 2
+    assert shop.accounts() == ["outer", "inner"]
+    assert shop.status(route="inner") == "succeeded"
+
+
+def test_early_writes_are_refused_where_they_would_hide_the_claim(
+    strict_shop: Callable[..., Shop],
+) -> None:
+    """Uncommitted rows from before the view get a clear error, and no claim."""
+    shop = strict_shop("SERIALIZABLE")
+    shop.app.testing = True
+
+    @shop.app.before_request
+    def audit() -> None:
+        shop.add("audit")
+
+    shop.creating_view()
+    with pytest.raises(IdempotencyConfigError, match="IDEMPOTENCY_BEFORE_VIEW_WRITES"):
+        shop.post()
+    assert (shop.accounts(), shop.status()) == ([], None)
+
+
+def test_early_writes_can_be_committed(strict_shop: Callable[..., Shop]) -> None:
+    """With the setting they are committed before the claim."""
+    shop = strict_shop("SERIALIZABLE", IDEMPOTENCY_BEFORE_VIEW_WRITES="commit")
+
+    @shop.app.before_request
+    def audit() -> None:
+        shop.add(f"audit {len(shop.runs)}")
+
+    shop.creating_view()
+    assert shop.post().status_code == 201
+    assert shop.accounts() == ["audit 0", "first"]
+
+
+def test_early_writes_need_no_care_at_read_committed(
+    make_shop: Callable[..., Shop],
+) -> None:
+    """Where nothing hides the claim, rows from before the view join its unit."""
+    shop = make_shop()
+    if shop.database.name == "sqlite":
+        pytest.skip("SQLite has one writer")
+
+    @shop.app.before_request
+    def audit() -> None:
+        shop.add(f"audit {len(shop.runs)}")
+
+    shop.creating_view()
+    assert shop.post().status_code == 201
+    assert shop.accounts() == ["audit 0", "first"]
+
+
+def test_connect_hooks_of_the_application_apply(make_shop: Callable[..., Shop]) -> None:
+    """A hook that runs SQL on each new connection disturbs nothing."""
+    shop = make_shop()
+    with shop.app.app_context():
+        engine = shop.db.engine
+
+    @event.listens_for(engine, "engine_connect")
+    def check(connection: Any) -> None:
+        connection.exec_driver_sql("SELECT 1")
+
+    shop.creating_view()
+    assert [shop.post().status_code for _ in range(2)] == [201, 201]
+    outside = create_engine(shop.database.url, poolclass=NullPool)
+    with outside.connect() as connection:
+        rows = connection.execute(text("SELECT count(*) FROM account")).scalar()
+    assert rows == 1
