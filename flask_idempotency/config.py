@@ -16,7 +16,7 @@ from .exceptions import IdempotencyConfigError
 from .lifecycle import SCOPE_LENGTHS, check_text
 
 PREFIX = "IDEMPOTENCY_"
-_CENTURY_SECONDS = timedelta(days=36525).total_seconds()
+_CENTURY_SECONDS = timedelta(days=36500).total_seconds()
 Duration = float | timedelta
 
 

@@ -90,10 +90,19 @@ def not_idempotent(reason: str) -> Callable[[F], F]:
         )
 
     def mark(view: F) -> F:
+        _refuse_second_declaration(view)
         setattr(view, DECLARATION, reason)
         return view
 
     return mark
+
+
+def _refuse_second_declaration(view: Any) -> None:
+    if hasattr(view, DECLARATION):
+        raise IdempotencyConfigError(
+            f"The view '{view.__name__}' is declared twice. Keep one of "
+            "@idempotent and @not_idempotent."
+        )
 
 
 def _guarded(view: Any, *, declared: RouteOptions) -> Any:
@@ -104,11 +113,7 @@ def _guarded(view: Any, *, declared: RouteOptions) -> Any:
         )
     if not callable(view):
         raise IdempotencyConfigError(f"@idempotent guards a view, not {view!r}.")
-    if hasattr(view, DECLARATION):
-        raise IdempotencyConfigError(
-            f"The view '{view.__name__}' is declared twice. Keep one of "
-            "@idempotent and @not_idempotent."
-        )
+    _refuse_second_declaration(view)
 
     @functools.wraps(view)
     def guard(*args: Any, **kwargs: Any) -> Any:

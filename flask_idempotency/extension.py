@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from flask import request
 
 from .config import Config, RouteOptions
-from .exceptions import (
-    IdempotencyConfigError,
-    IdempotencyError,
-    IdempotencyHTTPException,
-)
+from .exceptions import IdempotencyConfigError, IdempotencyError
 from .models import (
     IdempotencyRecordMixin,
     build_record_class,
@@ -97,13 +93,9 @@ class Idempotency:
             loaders=self._loaders,
         )
         app.extensions[EXTENSION_KEY] = state
-        handlers = app.error_handler_spec[None][None]
-        if (
-            IdempotencyError not in handlers
-            and IdempotencyHTTPException not in handlers
-        ):
+        if IdempotencyError not in app.error_handler_spec[None][None]:
             app.register_error_handler(
-                IdempotencyHTTPException, partial(problem_response, config=state.config)
+                IdempotencyError, partial(problem_response, config=state.config)
             )
         if "sqlalchemy" in app.extensions:
             # From here on the fence knows of every transaction that writes.

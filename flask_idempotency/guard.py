@@ -195,7 +195,10 @@ class IdempotencyMutationGuard:
         self, call: Call, scope: Scope, request_hash: str, options: dict[str, Any]
     ) -> Decision:
         around = call.parent.chain() if call.parent else ()
-        if any(outer.claim and outer.claim.scope == scope for outer in around):
+        if any(
+            outer.claim and outer.claim.scope == scope and outer.store is self._store
+            for outer in around
+        ):
             raise NestedCallError(
                 f"A guarded call of '{scope.route}' runs inside another one with the "
                 "same scope. Give the inner one a route of its own."

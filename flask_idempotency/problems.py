@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING
 
 from flask import Response, current_app, json, request
 
-from .exceptions import IdempotencyHTTPException, IdempotencyStoreUnavailable
+from .exceptions import (
+    IdempotencyError,
+    IdempotencyHTTPException,
+    IdempotencyStoreUnavailable,
+)
 
 if TYPE_CHECKING:
     from werkzeug.wrappers import Response as WerkzeugResponse
@@ -16,10 +20,15 @@ if TYPE_CHECKING:
 _PROBLEM = "application/problem+json"
 
 
-def problem_response(
-    error: IdempotencyHTTPException, config: Config
-) -> WerkzeugResponse:
-    """Return the answer to an error: a Problem, or HTML where a browser asks for it."""
+def problem_response(error: IdempotencyError, config: Config) -> WerkzeugResponse:
+    """
+    Return the answer to an error: a Problem, or HTML where a browser asks for it.
+
+    Raises:
+        IdempotencyError: If it is no HTTP error, but a mistake in the application.
+    """
+    if not isinstance(error, IdempotencyHTTPException):
+        raise error
     if isinstance(error, IdempotencyStoreUnavailable):
         current_app.logger.error("%s: %s", error.error_code, error.reason)
     if _prefers_html():

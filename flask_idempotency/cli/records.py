@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from flask.cli import with_appcontext
 
+from flask_idempotency.config import seconds_of
 from flask_idempotency.exceptions import IdempotencyError, IdempotencyStoreUnavailable
 from flask_idempotency.lifecycle import SCOPE_LENGTHS, Scope, Verdict, check_text
 from flask_idempotency.ops import maintenance
@@ -32,6 +33,8 @@ def _clear_errors(command: F) -> F:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
+        except click.Abort:  # a RuntimeError, and click's own way to say no
+            raise
         except IdempotencyStoreUnavailable as error:
             raise click.ClickException(error.reason) from error
         except (IdempotencyError, RuntimeError) as error:
@@ -55,6 +58,13 @@ def _batch_options(command: F) -> F:
     ):
         command = option(command)
     return command
+
+
+def _age(_context: click.Context, _option: Any, seconds: float | None) -> float | None:
+    try:
+        return seconds if seconds is None else seconds_of(seconds, minimum=0)
+    except ValueError as error:
+        raise click.BadParameter(f"must be {error}.") from error
 
 
 @click.command()
@@ -92,7 +102,8 @@ def expire(*, yes: bool, as_json: bool, dry_run: bool, batch_size: int) -> None:
 @_batch_options
 @click.option(
     "--older-than",
-    type=click.FloatRange(min=0),
+    type=float,
+    callback=_age,
     metavar="SECONDS",
     help="Time since the end of the key's life. [default: IDEMPOTENCY_RETENTION]",
 )
@@ -139,6 +150,8 @@ def diagnose(*, request_hash: str | None, as_json: bool, **scope_parts: str) -> 
     """Say what the next request with a key would meet, and why."""
     for name, value in scope_parts.items():
         _checked(name, value)
+    if not scope_parts["idempotency_key"]:
+        raise click.UsageError("'idempotency_key' is empty.")
     diagnosis = get_state().store.diagnose(Scope(**scope_parts), request_hash)
     report = _diagnosis_report(diagnosis)
     if as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 from functools import partial
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from flask import request
 from sqlalchemy import text
-from werkzeug.serving import make_server
+from werkzeug.serving import WSGIRequestHandler, make_server
 
 from flask_idempotency import IdempotencyConfigError, fingerprint, idempotent
 from tests.databases import sqlite_database
@@ -223,6 +222,13 @@ def test_two_headers_are_refused(gate: Gate, values: tuple[str, str]) -> None:
     assert gate.runs == []
 
 
+class Quiet(WSGIRequestHandler):
+    """A server that logs nothing of its requests."""
+
+    def log_request(self, *_args: object) -> None:
+        """Say nothing."""
+
+
 @pytest.mark.parametrize(
     "lines",
     [
@@ -240,8 +246,7 @@ def test_two_headers_are_refused(gate: Gate, values: tuple[str, str]) -> None:
 def test_bad_header_of_a_real_connection_is_refused(quick: Shop, lines: bytes) -> None:
     """What a server makes of odd bytes on the wire is refused as well."""
     running_view(quick)
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = make_server("127.0.0.1", 0, quick.app)
+    server = make_server("127.0.0.1", 0, quick.app, request_handler=Quiet)
     thread = threading.Thread(target=server.handle_request)
     thread.start()
     try:

@@ -279,6 +279,7 @@ def test_two_applications_keep_answers_and_records_apart(
     assert [record_count(part) for part in pair] == [1, 1]
 
 
+@on_sqlite
 def test_two_applications_keep_their_settings_apart(
     pair: list[SimpleNamespace],
 ) -> None:
@@ -608,6 +609,7 @@ def test_async_view(quick: Shop) -> None:
     pytest.importorskip("asgiref")
 
     async def view() -> dict[str, int]:
+        """Count like the others."""
         return counting(quick.runs)()
 
     quick.app.post("/x")(idempotent(view))

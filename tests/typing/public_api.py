@@ -68,7 +68,7 @@ if TYPE_CHECKING:
         )
         idempotent(required="yes")  # type: ignore[call-overload]
         idempotent(ttl="1h")  # type: ignore[call-overload]
-        idempotent(key=len)  # type: ignore[call-overload]
+        idempotent(key=len)  # type: ignore[arg-type]
         idempotent(unknown=1)  # type: ignore[call-overload]
         idempotent("POST /x")  # type: ignore[call-overload]
 

@@ -281,6 +281,7 @@ class Closing:
         self.closed = False
 
     def __iter__(self) -> Iterator[bytes]:
+        """Give the pieces."""
         return self.pieces
 
     def close(self) -> None:
