@@ -39,9 +39,7 @@ BENDING = ("PIP_PREFIX", "PIP_TARGET", "PIP_USER", "PYTHONHOME", "PYTHONPATH")
 
 
 def environ(home: Path) -> dict[str, str]:
-    """
-    Return the variables for a child that runs in the environment `home`.
-    """
+    """Return the variables for a child that runs in the environment `home`."""
     kept = {name: value for name, value in os.environ.items() if name not in BENDING}
     scripts = str((home / PYTHON).parent)
     path = os.pathsep.join((scripts, kept.get("PATH", os.defpath)))
@@ -49,9 +47,7 @@ def environ(home: Path) -> dict[str, str]:
 
 
 def run(home: Path, *args: str, cwd: Path = ROOT) -> int:
-    """
-    Run the Python of `home` in the foreground and return its exit code.
-    """
+    """Run the Python of `home` in the foreground and return its exit code."""
     command = [str(home / PYTHON), *args]
     process = subprocess.Popen(command, cwd=cwd, env=environ(home))
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
@@ -63,9 +59,7 @@ def run(home: Path, *args: str, cwd: Path = ROOT) -> int:
 
 
 def quiet(home: Path, python: Path | str, *args: str) -> bool:
-    """
-    Run a step of the set-up, show its last lines if it fails, tell if it went well.
-    """
+    """Run a step of the set-up, show its last lines if it fails, tell if it went well."""
     done = subprocess.run(
         [str(python), *args],
         cwd=ROOT,
@@ -82,9 +76,7 @@ def quiet(home: Path, python: Path | str, *args: str) -> bool:
 
 
 def kind(python: Path | str, module: str) -> str:
-    """
-    Return a tag such as cpython-312, or "" if it does not run or lacks `module`.
-    """
+    """Return a tag such as cpython-312, or "" if it does not run or lacks `module`."""
     code = f"import sys, {module}; print(sys.implementation.cache_tag)"
     command = [str(python), "-I", "-c", code]
     with contextlib.suppress(OSError):
@@ -94,9 +86,7 @@ def kind(python: Path | str, module: str) -> str:
 
 
 def make(home: Path, base: str) -> None:
-    """
-    Make an empty environment, in place of whatever is there.
-    """
+    """Make an empty environment, in place of whatever is there."""
     if Path(sys.prefix).resolve() == home.resolve():
         sys.exit(f"{home.name} must be made anew: start dev.py with another Python.")
     if os.path.lexists(home):
@@ -113,9 +103,7 @@ def make(home: Path, base: str) -> None:
 
 
 def install(home: Path, *args: str) -> None:
-    """
-    Let pip install into an environment, or end with a sentence.
-    """
+    """Let pip install into an environment, or end with a sentence."""
     options = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     if not quiet(home, home / PYTHON, *options, *args):
         sys.exit(
@@ -127,9 +115,7 @@ def install(home: Path, *args: str) -> None:
 def ready(
     target: str, name: str = ".venv", base: str = sys.executable, pins: str = ""
 ) -> Path:
-    """
-    Return an environment with `target` installed, made or repaired when need be.
-    """
+    """Return an environment with `target` installed, made or repaired when need be."""
     home = ROOT / name
     stamp = home / "dev-stamp"
     place = f"{kind(base, 'sys')} {ROOT}\n"
@@ -160,30 +146,22 @@ def ready(
 
 
 def demo(*args: str) -> int:
-    """
-    Run the example's demo.
-    """
+    """Run the example's demo."""
     return run(ready("."), *DEMO, *args)
 
 
 def serve(*args: str) -> int:
-    """
-    Serve the example on this machine.
-    """
+    """Serve the example on this machine."""
     return run(ready("."), *DEMO[:-1], "run", *args)
 
 
 def test(*args: str) -> int:
-    """
-    Run the tests; arguments go to pytest.
-    """
+    """Run the tests; arguments go to pytest."""
     return run(ready(".[dev]"), "-m", "pytest", *args)
 
 
 def test_lowest(*args: str) -> int:
-    """
-    Run the tests with the lowest dependencies, on Python 3.10 if there is one.
-    """
+    """Run the tests with the lowest dependencies, on Python 3.10 if there is one."""
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     needs = project.partition("\ndev = [")[0]
     bounds = re.findall(r'"([\w-]+)(?:\[\w+\])?>=([\d.]+)"', needs)
@@ -195,9 +173,7 @@ def test_lowest(*args: str) -> int:
 
 
 def lint() -> int:
-    """
-    Run all static checks and name those that failed.
-    """
+    """Run all static checks and name those that failed."""
     home = ready(".[dev]")
     failed = []
     for name, command in CHECKS.items():
@@ -210,9 +186,7 @@ def lint() -> int:
 
 
 def build() -> int:
-    """
-    Build wheel and sdist in dist/ and run the demo from nothing else.
-    """
+    """Build wheel and sdist in dist/ and run the demo from nothing else."""
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     code = run(ready(".[dev]"), "-m", "build", "--outdir", str(dist))
@@ -233,9 +207,7 @@ def build() -> int:
 
 
 def clean() -> int:
-    """
-    Remove the environments, builds, caches and reports.
-    """
+    """Remove the environments, builds, caches and reports."""
     names = (".venv", ".venv-lowest", ".*_cache", ".hypothesis", "build", "dist")
     for name in (*names, "htmlcov", "*/**/__pycache__", "__pycache__"):
         for folder in list(ROOT.glob(name)):
@@ -254,9 +226,7 @@ TASKS = {**PASS_ON, "lint": lint, "build": build, "clean": clean}
 
 
 def main(name: str = "--help", *args: str) -> int:
-    """
-    Run one task, or list them all.
-    """
+    """Run one task, or list them all."""
     if name in ("-h", "--help"):
         for known, task in TASKS.items():
             print(f"{known:12} {(task.__doc__ or '').strip()}")

@@ -13,7 +13,6 @@ from .models import (
     IdempotencyRecordMixin,
     build_record_class,
     scope_constraint,
-    table_of,
 )
 from .problems import problem_response
 from .request import OPTIONS, read_key, scope_of_request
@@ -56,7 +55,7 @@ class Idempotency:
         self._record_class = record_class
         self._loaders = Loaders()
         if record_class is not None:
-            scope_constraint(table_of(record_class))
+            scope_constraint(record_class.__table__)
         elif db is not None:
             build_record_class(db)
         if app is not None:

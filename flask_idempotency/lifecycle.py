@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -77,12 +77,13 @@ class Facts:
     same: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rule:
     """One row of the decision table; ``None`` means "whatever it is"."""
 
     status: Status
     verdict: Verdict
+    _: KW_ONLY
     lapsed: bool | None = None
     effects: bool | None = None
     gone: bool | None = None
@@ -100,93 +101,25 @@ class Rule:
         )
 
 
+_P, _S, _F, _E = Status.PROCESSING, Status.SUCCEEDED, Status.FAILED, Status.EXPIRED
+
 #: The decision table. Exactly one rule matches any record. The conditions of the
 #: store's UPDATEs are made from these same rows.
 RULES: tuple[Rule, ...] = (
-    Rule(
-        status=Status.PROCESSING,
-        lapsed=False,
-        same=True,
-        verdict=Verdict.IN_PROGRESS,
-    ),
-    Rule(
-        status=Status.PROCESSING,
-        lapsed=False,
-        same=False,
-        verdict=Verdict.REQUEST_HASH_CONFLICT,
-    ),
-    Rule(
-        status=Status.PROCESSING,
-        lapsed=True,
-        effects=False,
-        gone=False,
-        same=True,
-        verdict=Verdict.LEASE_LAPSED,
-    ),
-    Rule(
-        status=Status.PROCESSING,
-        lapsed=True,
-        gone=False,
-        same=False,
-        verdict=Verdict.REQUEST_HASH_CONFLICT,
-    ),
-    Rule(
-        status=Status.PROCESSING,
-        lapsed=True,
-        effects=True,
-        gone=False,
-        same=True,
-        verdict=Verdict.OUTCOME_UNKNOWN,
-    ),
-    Rule(
-        status=Status.PROCESSING,
-        lapsed=True,
-        effects=True,
-        gone=True,
-        verdict=Verdict.OUTCOME_UNKNOWN,
-    ),
-    Rule(
-        status=Status.PROCESSING,
-        lapsed=True,
-        effects=False,
-        gone=True,
-        verdict=Verdict.EXPIRED_REUSABLE,
-    ),
-    Rule(
-        status=Status.SUCCEEDED,
-        gone=False,
-        same=True,
-        verdict=Verdict.REPLAYABLE,
-    ),
-    Rule(
-        status=Status.SUCCEEDED,
-        gone=False,
-        same=False,
-        verdict=Verdict.REQUEST_HASH_CONFLICT,
-    ),
-    Rule(
-        status=Status.SUCCEEDED,
-        gone=True,
-        verdict=Verdict.EXPIRED_REUSABLE,
-    ),
-    Rule(
-        status=Status.FAILED,
-        gone=False,
-        same=True,
-        verdict=Verdict.FAILED_RETRY_REQUIRES_OPT_IN,
-    ),
-    Rule(
-        status=Status.FAILED,
-        gone=False,
-        same=False,
-        verdict=Verdict.REQUEST_HASH_CONFLICT,
-    ),
-    Rule(
-        status=Status.FAILED,
-        gone=True,
-        verdict=Verdict.EXPIRED_REUSABLE,
-    ),
-    Rule(status=Status.EXPIRED, verdict=Verdict.EXPIRED_REUSABLE),
+    Rule(_P, Verdict.IN_PROGRESS, lapsed=False, same=True),
+    Rule(_P, Verdict.REQUEST_HASH_CONFLICT, lapsed=False, same=False),
+    Rule(_P, Verdict.LEASE_LAPSED, lapsed=True, effects=False, gone=False, same=True),
+    Rule(_P, Verdict.OUTCOME_UNKNOWN, lapsed=True, effects=True, gone=False, same=True),
+    Rule(_P, Verdict.REQUEST_HASH_CONFLICT, lapsed=True, gone=False, same=False),
+    Rule(_P, Verdict.OUTCOME_UNKNOWN, lapsed=True, effects=True, gone=True),
+    Rule(_P, Verdict.EXPIRED_REUSABLE, lapsed=True, effects=False, gone=True),
+    Rule(_S, Verdict.REPLAYABLE, gone=False, same=True),
+    Rule(_S, Verdict.REQUEST_HASH_CONFLICT, gone=False, same=False),
+    Rule(_S, Verdict.EXPIRED_REUSABLE, gone=True),
+    Rule(_F, Verdict.FAILED_RETRY_REQUIRES_OPT_IN, gone=False, same=True),
+    Rule(_F, Verdict.REQUEST_HASH_CONFLICT, gone=False, same=False),
+    Rule(_F, Verdict.EXPIRED_REUSABLE, gone=True),
+    Rule(_E, Verdict.EXPIRED_REUSABLE),
 )
 
 #: Rows that let a request take the record over.
@@ -197,11 +130,7 @@ TAKEABLE = tuple(
 )
 #: The row that ``retry_failed`` adds: never once a part of the operation stayed.
 RETRYABLE = Rule(
-    status=Status.FAILED,
-    effects=False,
-    gone=False,
-    same=True,
-    verdict=Verdict.FAILED_RETRY_REQUIRES_OPT_IN,
+    _F, Verdict.FAILED_RETRY_REQUIRES_OPT_IN, effects=False, gone=False, same=True
 )
 #: Rows that ``expire`` marks.
 EXPIRABLE = tuple(

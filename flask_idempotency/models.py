@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid  # noqa: TC003 - SQLAlchemy reads the annotations
 from datetime import datetime  # noqa: TC003
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from sqlalchemy import (
     DDL,
@@ -72,6 +72,8 @@ class IdempotencyRecordMixin:
     """
 
     __tablename__ = "idempotency_record"
+    if TYPE_CHECKING:
+        __table__: ClassVar[Table]  # made by SQLAlchemy for each model
 
     id: Mapped[uuid.UUID] = mapped_column(_UUID, primary_key=True)
     operation_id: Mapped[uuid.UUID] = mapped_column(_UUID)
@@ -129,11 +131,6 @@ def build_record_class(db: SQLAlchemy) -> type[IdempotencyRecordMixin]:
         model = type("IdempotencyRecord", bases, {"__module__": __name__})
         db.metadata.info[_INFO_KEY] = model
     return cast("type[IdempotencyRecordMixin]", db.metadata.info[_INFO_KEY])
-
-
-def table_of(record_class: type[Any]) -> Table:
-    """Return the table of a model."""
-    return cast("Table", record_class.__table__)
 
 
 def scope_constraint(table: Table) -> UniqueConstraint:

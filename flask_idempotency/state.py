@@ -10,7 +10,6 @@ from flask import current_app
 
 from .exceptions import IdempotencyConfigError
 from .guard import IdempotencyMutationGuard
-from .models import table_of
 from .store import IdempotencyStore
 from .store.connections import (
     Connections,
@@ -94,7 +93,7 @@ class IdempotencyState:
             if self._guard is None:
                 engine = self._engine()
                 self._store = IdempotencyStore(
-                    table_of(self.record_class),
+                    self.record_class.__table__,
                     engine.dialect.name,
                     self._connections(engine),
                     self.config,
@@ -109,7 +108,7 @@ class IdempotencyState:
                 )
 
     def _engine(self) -> Engine:
-        bind_key = table_of(self.record_class).metadata.info.get("bind_key")
+        bind_key = self.record_class.__table__.metadata.info.get("bind_key")
         if bind_key is not None:
             raise IdempotencyConfigError(
                 f"The record is on the bind '{bind_key}', where no transaction can "

@@ -74,7 +74,8 @@ class Server:
         if self.name == "postgresql":
             self._execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                f"WHERE datname = '{name}'"
+                "WHERE datname = :name",
+                name=str(name),
             )
             engine = create_engine(
                 url, poolclass=NullPool, isolation_level="AUTOCOMMIT"
@@ -89,9 +90,9 @@ class Server:
     def _admin(self) -> Engine:
         return create_engine(self.url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
 
-    def _execute(self, statement: str) -> None:
+    def _execute(self, statement: str, **values: str) -> None:
         with self._admin().connect() as connection:
-            connection.execute(text(statement))
+            connection.execute(text(statement), values)
 
 
 def sqlite_database(folder: Path, name: str = "test") -> Database:

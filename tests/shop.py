@@ -143,7 +143,7 @@ class Shop:
         self._change(key, expires_at=_long_ago(self.database))
 
     def _change(self, key: str, **values: Any) -> None:
-        table: Any = self.idempotency.Record.__table__
+        table = self.idempotency.Record.__table__
         bound = key.encode() if self.database.name == "mariadb" else key
         with self.app.app_context(), self.db.engine.begin() as connection:
             changed = connection.execute(

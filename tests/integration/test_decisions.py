@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import insert
 
-from flask_idempotency.lifecycle import Facts, Status, Verdict, decide
+from flask_idempotency.lifecycle import (
+    Facts,
+    Failure,
+    Status,
+    StoredResponse,
+    Verdict,
+    decide,
+)
 
 if TYPE_CHECKING:
     from tests.shop import Shop
@@ -23,7 +30,7 @@ FLAGS = list(itertools.product([False, True], repeat=4))
 
 def store_record(shop: Shop, key: str, facts: Facts) -> uuid.UUID:
     """Write a record with the given facts, as if it had come about."""
-    table: Any = shop.idempotency.Record.__table__
+    table = shop.idempotency.Record.__table__
     keep = shop.idempotency.store.dialect.bind_text
     row_id = uuid.uuid4()
     processing = facts.status is Status.PROCESSING
@@ -131,15 +138,13 @@ def test_expire_marks_what_is_over_and_nothing_else(shop: Shop, status: Status) 
 @pytest.mark.parametrize("status", Status)
 def test_only_the_owner_moves_a_record(shop: Shop, move: str, status: Status) -> None:
     """A call whose token is not on a processing record changes nothing."""
-    from flask_idempotency.lifecycle import Failure, StoredResponse
-
     with shop.app.app_context():
         store = shop.idempotency.store
         claim = store.claim(shop.scope(), HASH).claim
         assert claim is not None
         late = claim
         with shop.db.engine.begin() as connection:
-            connection.execute(shop.idempotency.Record.__table__.delete())  # type: ignore[attr-defined]
+            connection.execute(shop.idempotency.Record.__table__.delete())
         store_record(shop, "k", all_facts(status)[0])
         arguments: dict[str, list[Any]] = {
             "mark_succeeded": [StoredResponse(code=200)],
@@ -175,7 +180,7 @@ def test_a_locked_row_counts_as_in_progress(shop: Shop) -> None:
     )
     with shop.app.app_context():
         row_id = store_record(shop, "k", facts)
-        table: Any = shop.idempotency.Record.__table__
+        table = shop.idempotency.Record.__table__
         with shop.db.engine.begin() as connection:
             connection.execute(
                 table.update().where(table.c.id == row_id).values(version=9)
@@ -188,8 +193,6 @@ def test_a_locked_row_counts_as_in_progress(shop: Shop) -> None:
 
 def test_late_success_still_owes_half_a_life(shop: Shop) -> None:
     """An answer that comes after the key's life is kept for duplicates."""
-    from flask_idempotency.lifecycle import StoredResponse
-
     with shop.app.app_context():
         store = shop.idempotency.store
         claim = store.claim(shop.scope(), HASH, ttl_seconds=3600).claim

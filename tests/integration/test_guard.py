@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy.exc import IntegrityError
 
 from flask_idempotency import Scope, current_idempotency, fingerprint, idempotent
 from flask_idempotency.exceptions import (
@@ -222,7 +223,7 @@ def test_no_scope_runs_unrecorded_in_a_unit_of_work(service: Shop) -> None:
     result = run(service, lambda: service.add("first"), scope=None)
     assert (result.value, result.replayed, result.record_id) == ("first", False, None)
     with pytest.raises(KeyError):
-        run(service, lambda: {}[service.add("second")], scope=None)
+        run(service, lambda: dict[str, str]()[service.add("second")], scope=None)
     assert service.accounts() == ["first"]
 
 
@@ -243,7 +244,7 @@ def test_nested_calls_complete_in_the_outermost_commit(service: Shop) -> None:
     def outer() -> str:
         service.add("outer")
         run(service, lambda: service.add("inner"), scope=scope("inner"))
-        inner_status.append(elsewhere(lambda: service.accounts()))
+        inner_status.append(elsewhere(service.accounts))
         return "done"
 
     assert run(service, outer).value == "done"
@@ -288,7 +289,6 @@ def test_inner_failure_leaves_the_outer_rows(service: Shop) -> None:
 
 def test_inner_conflict_of_rows_is_undone_alone(service: Shop) -> None:
     """A database error inside an inner call does not spoil the outer transaction."""
-    from sqlalchemy.exc import IntegrityError
 
     def outer() -> str:
         service.add("twin")
@@ -357,7 +357,7 @@ def test_commit_of_the_view_after_an_inner_call(service: Shop) -> None:
 
 def test_same_scope_inside_itself_is_refused(service: Shop) -> None:
     """A call that would wait for itself is a programming error, said at once."""
-    with pytest.raises(NestedCallError, match="accounts.create"):
+    with pytest.raises(NestedCallError, match=r"accounts\.create"):
         run(service, lambda: run(service, lambda: 1))
 
 
@@ -443,7 +443,7 @@ def test_retryable_refusal_inside_a_view_is_not_stored(shop: Shop) -> None:
     assert shop.post().status_code == 200
 
 
-def test_outside_of_a_call_there_is_nothing_current(service: Shop) -> None:
+def test_outside_of_a_call_there_is_nothing_current() -> None:
     """current_idempotency explains that no call is running."""
     with pytest.raises(RuntimeError, match="outside of an idempotent call"):
         _ = current_idempotency.active

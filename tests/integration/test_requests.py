@@ -8,9 +8,9 @@ import pytest
 from flask import abort
 from sqlalchemy.exc import IntegrityError
 
-from flask_idempotency.exceptions import LeaseLost
-
 from flask_idempotency import idempotent
+from flask_idempotency.exceptions import LeaseLost
+from flask_idempotency.request import request_hash
 from tests.shop import elsewhere
 
 if TYPE_CHECKING:
@@ -455,8 +455,6 @@ def test_endless_crashes_end_as_failed(make_shop: Callable[..., Shop]) -> None:
 
 def claim_and_vanish(shop: Shop, *, view_committed: bool = False) -> None:
     """Leave the record of a call whose process died, and a view for its retry."""
-    from flask_idempotency.request import request_hash
-
     if "accounts" not in shop.app.view_functions:
         shop.creating_view()
     with shop.app.test_request_context(
