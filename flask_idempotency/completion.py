@@ -24,7 +24,7 @@ from .unit_of_work import Release, can_commit, connection_of, roll_back, running
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlalchemy.orm import SessionTransaction
+    from sqlalchemy.orm import Session, SessionTransaction
 
     from .config import Config
     from .lifecycle import Claim
@@ -61,11 +61,15 @@ class Completion:
 
     Args:
         store: Keeps the records.
+        session: Gives the session of the current context.
         config: The application's settings.
     """
 
-    def __init__(self, store: IdempotencyStore, config: Config) -> None:
+    def __init__(
+        self, store: IdempotencyStore, session: Callable[[], Session], config: Config
+    ) -> None:
         self._store = store
+        self._session = session
         self._config = config
 
     def perform(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R]:
@@ -77,16 +81,14 @@ class Completion:
                 else:
                     stored, result, carried = self._conduct_inside(call, work)
         except BaseException as error:
-            self._undo(call)
-            if call.lost:
-                raise LeaseLost from error
             self._record_exception(call, error)
+            if call.lost and isinstance(error, Exception):
+                raise LeaseLost from error  # a late owner's exception is no answer
             raise
-        if call.lost:
-            self._undo(call)
-            raise LeaseLost
         if not carried:
             self._record_alone(call, stored)
+        if call.lost:
+            raise LeaseLost
         return stored, result
 
     def _conduct(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R, bool]:
@@ -97,6 +99,7 @@ class Completion:
             The answer, the result, and whether a commit carried the record.
         """
         stored, result = _attempt(work)
+        call.session = self._session()  # another one, if the view removed the first
         if call.lost or stored.code >= _CLIENT_ERROR or not self._is_committable(call):
             roll_back(call.session)
             return stored, result, False
@@ -170,28 +173,20 @@ class Completion:
             call.ending = ending
             host.completed += [*call.completed, call]
 
-    def _undo(self, call: Call) -> None:
-        """Roll back an outermost call, and free what ended inside it."""
-        if call.host is not None:
-            return
-        roll_back(call.session)
+    def _record_undone(self, call: Call) -> None:
+        """Settle the inner calls whose effect was rolled back with the outer one."""
         for inner in call.completed:
-            self._record_undone(inner)
-
-    def _record_undone(self, inner: Call) -> None:
-        """Settle an inner call whose effect was rolled back with the outer one."""
-        if inner.claim is None:
-            return
-        if isinstance(inner.ending, Failure):
-            self._store.mark_failed(inner.claim, inner.ending)
-        else:
-            self._store.release(inner.claim)
+            if inner.claim is None:
+                continue
+            if isinstance(inner.ending, Failure):
+                self._store.mark_failed(inner.claim, inner.ending)
+            else:
+                self._store.release(inner.claim)
 
     def _record_alone(self, call: Call, stored: StoredResponse) -> None:
         """Store an answer that no commit of the session carried, durably."""
-        for inner in call.completed:
-            self._record_undone(inner)
-        if call.claim is None:
+        self._record_undone(call)
+        if call.claim is None or call.lost:
             return
         ending = _ending_of(stored)
         if isinstance(ending, Failure):
@@ -200,8 +195,7 @@ class Completion:
             owned = self._released(call.claim, stored) or self._store.mark_succeeded(
                 call.claim, stored
             )
-        if not owned:
-            raise LeaseLost
+        call.lost = not owned
 
     def _released(self, claim: Claim, stored: StoredResponse) -> bool:
         """Free the key after an answer that says "nothing was done", if that is so."""
@@ -218,22 +212,21 @@ class Completion:
 
     def _record_exception(self, call: Call, error: BaseException) -> None:
         """Record an exception that goes on; never replace it by one of ours."""
-        if call.claim is None:
-            return
         failure = Failure(reason=f"{type(error).__module__}.{type(error).__qualname__}")
         retryable = isinstance(error, IdempotencyHTTPException) and error.retryable
         if call.host is not None:
             self._hand_over(call, Release() if retryable else failure)
             return
+        roll_back(call.session)
         try:
-            owned = (retryable and self._store.release(call.claim)) or (
-                self._store.mark_failed(call.claim, failure)
-            )
+            self._record_undone(call)
+            if call.claim is not None and not call.lost:
+                call.lost = not (
+                    (retryable and self._store.release(call.claim))
+                    or self._store.mark_failed(call.claim, failure)
+                )
         except IdempotencyError:
             log.exception("The failure of a guarded call could not be recorded.")
-            return
-        if not owned and isinstance(error, Exception):
-            raise LeaseLost from error  # the exception of a late owner is no answer
 
 
 def _attempt(work: Work[R]) -> tuple[StoredResponse, R]:

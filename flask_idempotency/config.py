@@ -7,6 +7,7 @@ Durations are seconds or ``timedelta`` outside and ``*_seconds`` floats inside.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -80,6 +81,16 @@ def _name(value: object) -> str:
     return value
 
 
+def _header(value: object) -> str:
+    # RFC 9110, section 5.6.2: a field name is a token.
+    if not isinstance(value, str) or not re.fullmatch(
+        r"[\w!#$%&'*+.^`|~-]+", value, re.ASCII
+    ):
+        message = "the name of a header field"
+        raise ValueError(message)
+    return value
+
+
 def _statuses(value: object) -> frozenset[int]:
     wanted = "a collection of HTTP statuses from 400 to 499"
     if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
@@ -126,7 +137,7 @@ class Config:
     ttl_seconds: float = _setting(86400.0, seconds_of, "TTL")
     lease_seconds: float = _setting(30.0, seconds_of, "LEASE")
     retention_seconds: float = _setting(604800.0, _retention, "RETENTION")
-    header: str = _setting("Idempotency-Key", _name)
+    header: str = _setting("Idempotency-Key", _header)
     form_field: str = _setting("idempotency_key", _name)
     required: bool = _setting(default=False, parse=_flag)
     anonymous: bool = _setting(default=False, parse=_flag)
@@ -241,7 +252,8 @@ class RouteOptions:
 
 
 def _unknown(name: str, known: Collection[str], where: str = "") -> str:
-    near = difflib.get_close_matches(name, known, n=1)
+    longer = [key for key in known if name.startswith(f"{key}_")]
+    near = longer or difflib.get_close_matches(name, known, n=1)
     hint = f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(known)}."
     return f"{where}'{name}' is not known. {hint}"
 

@@ -95,7 +95,7 @@ class IdempotencyMutationGuard:
         self._store = store
         self._session = session
         self._config = config
-        self._completion = Completion(store, config)
+        self._completion = Completion(store, session, config)
         self._dumps = dumps
         self._loads = loads
 

@@ -186,9 +186,8 @@ def request_hash(route: str) -> str:
         [
             request.method,
             route,
-            *(f"{name}={value}" for name, value in arguments),
-            "?",
-            *_pairs(request.args.lists()),
+            digest(f"{name}={value}" for name, value in arguments),
+            digest(_pairs(request.args.lists())),
             request.mimetype,
             *_body(),
         ]
@@ -198,16 +197,20 @@ def request_hash(route: str) -> str:
 def _body() -> Iterator[str | bytes]:
     if request.mimetype in _FORM_TYPES:
         _keep_raw_form()
-        config = current_app.extensions["idempotency"].config
-        fields = request.form.lists()
-        yield from _pairs((n, v) for n, v in fields if n != config.form_field)
-        for name, files in sorted(request.files.lists()):
-            for file in files:
-                yield from (name, file.filename or "", file.mimetype, _digest(file))
+        key_field = current_app.extensions["idempotency"].config.form_field
+        fields = ((n, v) for n, v in request.form.lists() if n != key_field)
+        yield digest(_pairs(fields))
+        yield digest(_files())
     elif request.is_json:
         yield canonical_json(request.get_data())
     else:
         yield request.get_data()
+
+
+def _files() -> Iterator[str | bytes]:
+    for name, files in sorted(request.files.lists()):
+        for file in files:
+            yield from (name, file.filename or "", file.mimetype, _digest(file))
 
 
 def _pairs(lists: Iterable[tuple[str, list[str]]]) -> Iterator[str]:

@@ -182,7 +182,7 @@ class _Fence:
             connection.info[_WROTE] = True
 
     def savepoint(self, connection: Connection, _name: str | None) -> None:
-        if self._calls():
+        if current_call.get() is not None:
             self._store.dialect.begin_before_savepoint(connection)
 
     def prepare_twophase(self, connection: Connection, _xid: Any) -> None:

@@ -8,7 +8,6 @@ commits never commits anything of the application.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -59,15 +58,20 @@ class OwnPool:
         if isinstance(engine.pool, QueuePool) and engine.pool.size():
             pool_size = min(pool_size, engine.pool.size())
         self._slots = threading.BoundedSemaphore(pool_size)
+        self._lock = threading.Lock()
+        self._copy: Engine | None = None
 
-    @functools.cached_property
-    def _engine(self) -> Engine:
+    @property
+    def engine(self) -> Engine:
         """Copied at first use, so that listeners set up after ``init_app`` count."""
-        return create_engine(
-            self._source.url,
-            pool=self._source.pool.recreate(),
-            isolation_level="AUTOCOMMIT",
-        )
+        with self._lock:
+            if self._copy is None:
+                self._copy = create_engine(
+                    self._source.url,
+                    pool=self._source.pool.recreate(),
+                    isolation_level="AUTOCOMMIT",
+                )
+            return self._copy
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
@@ -81,14 +85,14 @@ class OwnPool:
             message = f"The store's pool had no free connection for {WAIT_SECONDS:g} s."
             raise PoolTimeoutError(message)
         try:
-            with self._engine.connect() as connection:
+            with self.engine.connect() as connection:
                 yield connection
         finally:
             self._slots.release()
 
     def close(self) -> None:
         """Close the connections that are not in use; new ones are made on demand."""
-        self._engine.dispose()
+        self.engine.dispose()
 
 
 class SharedConnection:

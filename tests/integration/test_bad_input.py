@@ -13,6 +13,7 @@ from sqlalchemy import text
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from flask_idempotency import IdempotencyConfigError, fingerprint, idempotent
+from flask_idempotency.request import request_hash
 from tests.databases import sqlite_database
 from tests.shop import Shop, statements_sent
 
@@ -673,3 +674,19 @@ def test_unusable_duration_is_refused(gate: Gate, option: str, value: Any) -> No
     ):
         guarded_run(gate, **{option: value})()
     assert (gate.runs, statements) == ([], [])
+
+
+def test_parts_of_a_request_are_kept_apart(shop: Shop) -> None:
+    """What moves from the query to the body makes another request."""
+    form = "application/x-www-form-urlencoded"
+    hashes = set()
+    for query, data in (({}, {"x": form}), ({form: "x"}, {})):
+        with shop.app.test_request_context(
+            "/accounts",
+            method="POST",
+            query_string=query,
+            data=data,
+            content_type=form,
+        ):
+            hashes.add(request_hash("POST /accounts"))
+    assert len(hashes) == 2

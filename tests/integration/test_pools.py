@@ -56,7 +56,7 @@ def test_store_opens_no_more_connections_than_it_may(
     shop = make_shop(IDEMPOTENCY_POOL_SIZE=2)
     opened: list[Any] = []
     with shop.app.app_context():
-        store_engine = shop.idempotency.store._connections._engine  # type: ignore[attr-defined]
+        store_engine = shop.idempotency.store._connections.engine  # type: ignore[attr-defined]
     event.listen(store_engine, "connect", lambda *_: opened.append(1))
     store_engine.dispose()
     shop.creating_view()

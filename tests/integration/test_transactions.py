@@ -9,7 +9,7 @@ from sqlalchemy import create_engine, event, text
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from flask_idempotency import IdempotencyConfigError
+from flask_idempotency import IdempotencyConfigError, idempotent
 from tests.shop import elsewhere
 
 if TYPE_CHECKING:
@@ -318,3 +318,31 @@ def test_connect_hooks_of_the_application_apply(make_shop: Callable[..., Shop]) 
     with outside.connect() as connection:
         rows = connection.execute(text("SELECT count(*) FROM account")).scalar()
     assert rows == 1
+
+
+def test_view_that_removes_its_session(shop: Shop) -> None:
+    """What a view adds to the session that follows a removed one is committed."""
+
+    def view() -> str:
+        shop.db.session.execute(text("SELECT 1"))
+        shop.db.session.remove()
+        shop.add()
+        return "done"
+
+    shop.view(view)
+    assert [shop.post().status_code for _ in range(2)] == [200, 200]
+    assert (shop.accounts(), shop.status()) == (["first"], "succeeded")
+
+
+def test_savepoint_without_a_key(shop: Shop) -> None:
+    """Also an unrecorded unit of work rolls a released savepoint back."""
+
+    @shop.app.post("/accounts")
+    @idempotent
+    def view() -> tuple[str, int]:
+        with shop.db.session.begin_nested():
+            shop.db.session.execute(text(INSERT))
+        return "no", 400
+
+    assert shop.post(key=None).status_code == 400
+    assert shop.accounts() == []

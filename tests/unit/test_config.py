@@ -100,7 +100,10 @@ BAD: dict[str, tuple[list[Any], str]] = {
         NO_DURATION,
         "a duration of 0 s or more, in seconds or as timedelta",
     ),
-    "HEADER": (NO_NAME, "a non-empty ASCII text"),
+    "HEADER": (
+        [*NO_NAME, "Idempotency Key", "Key:", "a\nb"],
+        "the name of a header field",
+    ),
     "FORM_FIELD": (NO_NAME, "a non-empty ASCII text"),
     "PROBLEM_TYPE": (NO_NAME, "a non-empty ASCII text"),
     "REQUIRED": (NO_FLAG, "True or False"),
@@ -167,6 +170,7 @@ def test_bad_value_is_refused(key: str, value: Any, expectation: str) -> None:
         ("IDEMPOTENCY_REQUIRE", "IDEMPOTENCY_REQUIRED"),
         ("IDEMPOTENCY_ttl", "IDEMPOTENCY_TTL"),
         ("IDEMPOTENCY_FORMFIELD", "IDEMPOTENCY_FORM_FIELD"),
+        ("IDEMPOTENCY_LEASE_SECONDS", "IDEMPOTENCY_LEASE"),
     ],
 )
 def test_misspelt_key_is_refused_with_the_nearest(wrong: str, meant: str) -> None:
@@ -317,7 +321,7 @@ def test_bad_option_is_refused(option: str, value: Any, expectation: str) -> Non
     [
         ("require", "required"),
         ("retry_fail", "retry_failed"),
-        ("ttl_seconds", None),
+        ("ttl_seconds", "ttl"),
         ("leese", "lease"),
         ("anonymus", "anonymous"),
         ("Key", "key"),
