@@ -24,6 +24,7 @@ if sys.version_info < (3, 10):  # noqa: UP036 - who has such a Python is told so
 
 ROOT = Path(__file__).resolve().parent
 PYTHON = "Scripts/python.exe" if os.name == "nt" else "bin/python"
+ALL_CORES = ("--numprocesses", "auto")
 DEMO = ("-m", "flask", "--app", "example_app", "demo")
 LINT = "import importlinter.cli as c; c.lint_imports_command()"
 CHECKS = {
@@ -156,8 +157,8 @@ def serve(*args: str) -> int:
 
 
 def test(*args: str) -> int:
-    """Run the tests; arguments go to pytest."""
-    return run(ready(".[dev]"), "-m", "pytest", *args)
+    """Run the tests on all cores, or as pytest's arguments say."""
+    return run(ready(".[dev]"), "-m", "pytest", *(args or ALL_CORES))
 
 
 def test_lowest(*args: str) -> int:
@@ -169,7 +170,7 @@ def test_lowest(*args: str) -> int:
     oldest = shutil.which("python3.10")
     base = oldest if oldest and kind(oldest, "ensurepip") else sys.executable
     home = ready(".[dev]", ".venv-lowest", base, pins)
-    return run(home, "-m", "pytest", *args)
+    return run(home, "-m", "pytest", *(args or ALL_CORES))
 
 
 def lint() -> int:
