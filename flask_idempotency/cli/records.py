@@ -77,6 +77,8 @@ def expire(*, yes: bool, as_json: bool, dry_run: bool, batch_size: int) -> None:
 
     A key is reusable from its expiry on, marked or not; a marked record can be
     purged. Records with an unknown outcome are counted and left alone.
+
+    JSON: dry_run, due (before), expired (now), outcome_unknown.
     """
     store = get_state().store
     due = store.count_expirable()
@@ -121,7 +123,11 @@ def purge(
     tenant_id: str | None,
     user_id: str | None,
 ) -> None:
-    """Delete expired records, once their retention is over."""
+    """
+    Delete expired records, once their retention is over.
+
+    JSON: dry_run, due (before), purged (now).
+    """
     store = get_state().store
     chosen: dict[str, Any] = {
         "older_than_seconds": older_than,
@@ -147,7 +153,28 @@ def purge(
 @with_appcontext
 @_clear_errors
 def diagnose(*, request_hash: str | None, as_json: bool, **scope_parts: str) -> None:
-    """Say what the next request with a key would meet, and why."""
+    """
+    Say what the next request with a key would meet, and why.
+
+    \b
+    The diagnosis is one of:
+      missing                       no record: the request runs
+      replayable                    it gets the stored answer
+      request_hash_conflict         the key is another request's: 422
+      in_progress                   the first request still runs: 409
+      lease_lapsed                  the first one died without effect: it runs
+      outcome_unknown               the first one died after an effect: 409
+      failed_retry_requires_opt_in  it gets the failure, or runs if opted in
+      expired_reusable              the key's life is over: it runs anew
+
+    \b
+    JSON: always the same members, null where there is nothing to say.
+      diagnosis, explanation, tenant_id, user_id, route, idempotency_key,
+      status, attempts, request_hash, response_code, response_body,
+      response_body_encoding ("text" or "base64"), task_id, outbox_event_id,
+      failure, record_id, operation_id, and in UTC created_at, completed_at,
+      effects_committed_at, locked_until, expires_at.
+    """  # noqa: D301 - click keeps the lines of a paragraph after a backspace
     for name, value in scope_parts.items():
         _checked(name, value)
     if not scope_parts["idempotency_key"]:
