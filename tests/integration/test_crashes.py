@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,10 +13,12 @@ from sqlalchemy import event
 from tests.shop import Shop
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.databases import Database
 
 
-def _die(*_arguments: Any) -> None:
+def _die(*_arguments: Any) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -58,7 +59,7 @@ def after_own_commit(shop: Shop) -> None:
 def before_the_answer_leaves(shop: Shop) -> None:
     """Die after the one commit, before the client gets the answer."""
     shop.creating_view()
-    shop.app.after_request(lambda response: (_die(), response)[1])
+    shop.app.after_request(_die)
 
 
 def _crash(database: Database, set_up: Callable[[Shop], None]) -> None:
