@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .exceptions import (
+    IdempotencyConfigError,
     IdempotencyError,
     IdempotencyHTTPException,
     IdempotencyLeaseLost,
@@ -19,7 +20,7 @@ from .exceptions import (
     LeaseLost,
 )
 from .lifecycle import Failure, Status, StoredResponse
-from .unit_of_work import Release, can_commit, connection_of, roll_back, running
+from .unit_of_work import Release, can_commit, hold, roll_back, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,11 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
+_NOT_COMMITTED = (
+    "The session's commit() did not commit its transaction. Does a listener run SQL "
+    "on each new connection ('engine_connect'), so that the session joins a transaction "
+    "that is not its own? Let the listener end it, or use the event 'connect'."
+)
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
 
 
@@ -73,38 +79,40 @@ class Completion:
         self._config = config
 
     def perform(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R]:
-        """Run the work, then record what its own commit did not carry."""
+        """
+        Run the work and settle the record.
+
+        Raises:
+            LeaseLost: If the record belongs to another owner by now.
+        """
         try:
             with running(call):
                 if call.host is None:
-                    stored, result, carried = self._conduct(call, work)
+                    stored, result = self._conduct(call, work)
                 else:
-                    stored, result, carried = self._conduct_inside(call, work)
+                    stored, result = self._conduct_inside(call, work)
         except BaseException as error:
             self._record_exception(call, error)
             if call.lost and isinstance(error, Exception):
                 raise LeaseLost from error  # a late owner's exception is no answer
             raise
-        if not carried:
-            self._record_alone(call, stored)
+        if call.host is None:
+            self._record_undone(call)
+            if not call.settled:
+                self._record_answer(call, stored)
         if call.lost:
             raise LeaseLost
         return stored, result
 
-    def _conduct(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R, bool]:
-        """
-        Run the outermost call's work and commit it if the answer is below 400.
-
-        Returns:
-            The answer, the result, and whether a commit carried the record.
-        """
+    def _conduct(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R]:
+        """Run the outermost call's work and commit it if the answer is below 400."""
         stored, result = _attempt(work)
         call.session = self._session()  # another one, if the view removed the first
         if call.lost or stored.code >= _CLIENT_ERROR or not self._is_committable(call):
             roll_back(call.session)
-            return stored, result, False
+            return stored, result
         if not call.session.in_transaction():
-            return stored, result, call.claim is None
+            return stored, result
         try:
             self._commit(call, stored)
         except Exception as error:
@@ -112,14 +120,14 @@ class Completion:
                 raise
             if isinstance(error, LeaseLost):  # an inner call's record was
                 raise IdempotencyLeaseLost(retry_after_seconds=1) from error
+            call.ending = None
             roll_back(call.session)
             if self._has_committed(call, error):
-                return stored, result, True
+                return stored, result
             # As an exception of the view: the application may have an answer to it.
-            call.ending = None
             result = work.rescue(error)
-            return work.encode(result), result, False
-        return stored, result, True
+            return work.encode(result), result
+        return stored, result
 
     def _is_committable(self, call: Call) -> bool:
         """Tell whether what the handler left in the session is to be committed."""
@@ -127,9 +135,11 @@ class Completion:
 
     def _commit(self, call: Call, stored: StoredResponse) -> None:
         if call.claim is not None:
-            connection_of(call)  # so that the commit reaches the engine
             call.ending = stored
+            hold(call)
         call.session.commit()
+        if call.claim is not None and not call.settled:
+            raise IdempotencyConfigError(_NOT_COMMITTED)
 
     def _has_committed(self, call: Call, error: Exception) -> bool:
         """
@@ -139,6 +149,9 @@ class Completion:
             IdempotencyStoreUnavailable: If that cannot be told. Then nothing is
                 written, and the lease decides.
         """
+        if call.settled:
+            log.error("A listener raised after the commit.", exc_info=error)
+            return True
         lost_answer = getattr(error, "connection_invalidated", False)
         if not lost_answer or call.claim is None:
             return False
@@ -148,11 +161,10 @@ class Completion:
             raise IdempotencyStoreUnavailable(
                 "The connection broke during COMMIT and its outcome is not known yet."
             ) from error
-        return status is not Status.PROCESSING
+        call.settled = status is not Status.PROCESSING
+        return call.settled
 
-    def _conduct_inside(
-        self, call: Call, work: Work[R]
-    ) -> tuple[StoredResponse, R, bool]:
+    def _conduct_inside(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R]:
         """Run an inner call in a savepoint; the outermost call's commit completes it."""
         savepoint = call.session.begin_nested()
         try:
@@ -162,30 +174,36 @@ class Completion:
                 _end(savepoint, call, savepoint.commit)
         finally:
             _end(savepoint, call, savepoint.rollback)
+        ending = _ending_of(stored)
         released = stored.code in self._config.release_on
-        self._hand_over(call, Release() if released else _ending_of(stored))
-        return stored, result, True
-
-    def _hand_over(self, call: Call, ending: Ending) -> None:
-        """Leave the outcome of an inner call to the commit of the outermost one."""
-        host = call.host
-        if host is not None and call.claim is not None:
-            call.ending = ending
-            host.completed += [*call.completed, call]
+        _hand_over(call, Release(ending) if released else ending)
+        return stored, result
 
     def _record_undone(self, call: Call) -> None:
-        """Settle the inner calls whose effect was rolled back with the outer one."""
+        """Settle inner calls whose effect was rolled back while the outer one ran."""
         for inner in call.completed:
-            if inner.claim is None:
+            if inner.settled or inner.claim is None:
                 continue
-            if isinstance(inner.ending, Failure):
-                self._store.mark_failed(inner.claim, inner.ending)
-            else:
-                self._store.release(inner.claim)
+            failure = inner.ending
+            if not isinstance(failure, Failure):
+                failure = Failure(reason="rolled back with the call around it")
+            try:
+                if failure is inner.ending or not self._store.release(inner.claim):
+                    self._store.mark_failed(inner.claim, failure)
+            except IdempotencyError:
+                log.exception("An inner call that was undone could not be recorded.")
+
+    def _record_answer(self, call: Call, stored: StoredResponse) -> None:
+        try:
+            self._record_alone(call, stored)
+        except IdempotencyError:
+            raise  # the database cannot tell now; the lease decides
+        except Exception as error:
+            self._record_exception(call, error)
+            raise
 
     def _record_alone(self, call: Call, stored: StoredResponse) -> None:
         """Store an answer that no commit of the session carried, durably."""
-        self._record_undone(call)
         if call.claim is None or call.lost:
             return
         ending = _ending_of(stored)
@@ -212,20 +230,20 @@ class Completion:
 
     def _record_exception(self, call: Call, error: BaseException) -> None:
         """Record an exception that goes on; never replace it by one of ours."""
-        failure = Failure(reason=f"{type(error).__module__}.{type(error).__qualname__}")
+        failure = Failure(reason=_name_of(type(error)))
         retryable = isinstance(error, IdempotencyHTTPException) and error.retryable
         if call.host is not None:
-            self._hand_over(call, Release() if retryable else failure)
+            _hand_over(call, Release(failure) if retryable else failure)
             return
         roll_back(call.session)
+        self._record_undone(call)
         try:
-            self._record_undone(call)
             if call.claim is not None and not call.lost:
                 call.lost = not (
                     (retryable and self._store.release(call.claim))
                     or self._store.mark_failed(call.claim, failure)
                 )
-        except IdempotencyError:
+        except Exception:
             log.exception("The failure of a guarded call could not be recorded.")
 
 
@@ -240,10 +258,26 @@ def _attempt(work: Work[R]) -> tuple[StoredResponse, R]:
         return work.encode(result), result
 
 
+def _hand_over(call: Call, ending: Ending) -> None:
+    """Leave the outcome of an inner call to the commit of the outermost one."""
+    host = call.host
+    if host is None or call.claim is None:
+        return
+    call.ending = ending
+    host.completed.append(call)
+    if can_commit(call):
+        hold(call)
+
+
 def _end(savepoint: SessionTransaction, call: Call, how: Callable[[], None]) -> None:
     """End a savepoint, unless a commit or rollback of the handler has ended it."""
     if call.session.get_nested_transaction() is savepoint:
         how()
+
+
+def _name_of(error: type[BaseException]) -> str:
+    name = f"{error.__module__}.{error.__qualname__}"
+    return name.encode("ascii", "backslashreplace").decode()
 
 
 def _ending_of(stored: StoredResponse) -> StoredResponse | Failure:

@@ -21,7 +21,7 @@ from .exceptions import (
     ResultNotStorable,
 )
 from .lifecycle import Decision, StoredResponse, Verdict, decide
-from .unit_of_work import Call, connection_of, current_call, has_written
+from .unit_of_work import Call, connection_of, current_call, has_written, hold
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -204,7 +204,13 @@ class IdempotencyMutationGuard:
                 "same scope. Give the inner one a route of its own."
             )
         connection = self._transaction_to_join(call)
-        return self._store.claim(scope, request_hash, connection=connection, **options)
+        decision = self._store.claim(
+            scope, request_hash, connection=connection, **options
+        )
+        if connection is not None and decision.claim is not None:
+            call.joined = True
+            hold(call)
+        return decision
 
     def _transaction_to_join(self, call: Call) -> Connection | None:
         """
@@ -224,7 +230,7 @@ class IdempotencyMutationGuard:
             return connection
         pending = session.new or session.dirty or session.deleted
         if (
-            pending or has_written(connection)
+            pending or has_written(connection, unknown=False)
         ) and self._config.before_view_writes == "refuse":
             raise IdempotencyConfigError(_EARLY_WRITES)
         session.commit()

@@ -10,6 +10,7 @@ from werkzeug.datastructures import Headers
 from werkzeug.wsgi import ClosingIterator
 
 from .answers import REPLAYED
+from .exceptions import ResultNotStorable
 from .lifecycle import StoredResponse
 
 if TYPE_CHECKING:
@@ -43,7 +44,14 @@ def store_response(response: Response, *, max_size: int) -> StoredResponse:
     Return what is kept of an answer, whose body is made into bytes here.
 
     A body above `max_size` is passed on to the client piece by piece and not kept.
+
+    Raises:
+        ResultNotStorable: If the status is none of HTTP's (RFC 9110, section 15).
     """
+    if not 100 <= response.status_code <= 599:  # noqa: PLR2004
+        raise ResultNotStorable(
+            f"The answer has the status {response.status_code}; HTTP has 100 to 599."
+        )
     return StoredResponse(
         code=response.status_code,
         headers=tuple(

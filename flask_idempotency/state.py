@@ -17,6 +17,7 @@ from .store.connections import (
     SharedConnection,
     shares_one_connection,
 )
+from .store.dialects import dialect_for
 from .unit_of_work import attach_fence, current_call
 
 if TYPE_CHECKING:
@@ -121,7 +122,11 @@ class IdempotencyState:
             return SharedConnection(
                 self.session, lambda: current_call.get() is not None
             )
-        return OwnPool(engine, pool_size=self.config.pool_size)
+        return OwnPool(
+            engine,
+            pool_size=self.config.pool_size,
+            on_connect=dialect_for(engine.dialect.name).on_connect,
+        )
 
 
 def get_state() -> IdempotencyState:

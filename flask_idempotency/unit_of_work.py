@@ -12,19 +12,20 @@ import logging
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import event
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError
 
 from .exceptions import LeaseLost
 from .lifecycle import Failure, StoredResponse
-from .store.dialects import may_write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from typing import TypeGuard
 
     from sqlalchemy import Connection, Engine
+    from sqlalchemy.engine import ExceptionContext
     from sqlalchemy.orm import Session
 
     from .lifecycle import Claim
@@ -32,16 +33,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_WROTE = "flask_idempotency_wrote"
+_LEDGER = "flask_idempotency"
 _LOST = (
     "The record of this call was taken over or removed while it ran, so its "
     "transaction was rolled back. The lease was too short, or the process stood still."
+)
+_ABORTED = (
+    "The server has aborted this transaction, so its commit would be a rollback. "
+    "An error was swallowed after the flush, in a listener of the session?"
 )
 
 
 @dataclass(frozen=True)
 class Release:
-    """The ending of an inner call that leaves no record."""
+    """
+    The ending of an inner call that leaves no record.
+
+    Attributes:
+        otherwise: What is recorded if a part of the call is durable already.
+    """
+
+    otherwise: StoredResponse | Failure
 
 
 #: What a commit writes as the outcome of a call.
@@ -57,8 +69,10 @@ class Call:
         claim: ``None`` for a call that is not recorded.
         session: The session whose commit completes the call.
         parent: The call around it.
-        ending: What the next commit writes as the outcome.
-        completed: Calls inside this one that ended and wait for its commit.
+        joined: The claim is part of the session's transaction, and ends with it.
+        ending: What the commit of the transaction that holds its effect writes.
+        settled: That commit went through.
+        completed: Of an outermost call: the recorded calls that ended inside it.
         lost: The record is no longer ours; nothing of this call may be committed.
     """
 
@@ -66,15 +80,18 @@ class Call:
     store: IdempotencyStore
     session: Session
     parent: Call | None = None
+    joined: bool = False
     ending: Ending | None = None
+    settled: bool = False
     completed: list[Call] = field(default_factory=list)
     lost: bool = False
 
     @property
     def host(self) -> Call | None:
-        """The nearest call around this one in the same session: its commit is ours."""
+        """The outermost call around this one in the same session: its commit is ours."""
         around = self.parent.chain() if self.parent else iter(())
-        return next((call for call in around if call.session is self.session), None)
+        hosts = [call for call in around if call.session is self.session]
+        return hosts[-1] if hosts else None
 
     def abandon(self) -> None:
         """Write nothing more for this call: what became of its commit is not known."""
@@ -87,6 +104,42 @@ class Call:
         while call is not None:
             yield call
             call = call.parent
+
+
+@dataclass
+class _Ledger:
+    """
+    What one open transaction holds for guarded calls.
+
+    Attributes:
+        wrote: It may have changed data.
+        savepoints: Names of those that are open.
+        held: Calls whose effect and ending it carries, each with the number of
+            savepoints that were open then: a rollback to one of these undoes it.
+    """
+
+    wrote: bool = False
+    savepoints: list[str | None] = field(default_factory=list)
+    held: list[tuple[int, Call]] = field(default_factory=list)
+
+    def release_to(self, depth: int) -> None:
+        """Make what was done since a savepoint part of what is around it."""
+        del self.savepoints[depth:]
+        self.held = [(min(depth, at), call) for at, call in self.held]
+
+    def undo(self) -> None:
+        """Drop what the whole transaction did."""
+        self.undo_after(-1)
+
+    def undo_after(self, depth: int) -> None:
+        """Drop what was done since the savepoint at `depth` was set."""
+        del self.savepoints[max(depth, 0) :]
+        for at, call in self.held:
+            if at > depth:
+                call.settled = False
+                if call.joined:
+                    call.claim = None  # its record was rolled back, too
+        self.held = [(at, call) for at, call in self.held if at <= depth]
 
 
 current_call: ContextVar[Call | None] = ContextVar("flask_idempotency", default=None)
@@ -102,9 +155,23 @@ def running(call: Call) -> Iterator[None]:
         current_call.reset(token)
 
 
-def has_written(connection: Connection) -> bool:
-    """Tell whether the open transaction may have changed data; in doubt it has."""
-    return bool(connection.info.get(_WROTE, True))
+def has_written(connection: Connection, *, unknown: bool = True) -> bool:
+    """
+    Tell whether the open transaction may have changed data.
+
+    Args:
+        connection: Of the engine of the records.
+        unknown: The answer for a transaction that is older than the fence.
+    """
+    ledger: _Ledger | None = connection.info.get(_LEDGER)
+    return unknown if ledger is None else ledger.wrote
+
+
+def hold(call: Call) -> None:
+    """Tie a call to the session's transaction: they are committed or undone together."""
+    ledger = connection_of(call).info.setdefault(_LEDGER, _Ledger(wrote=True))
+    if all(call is not held for _, held in ledger.held):
+        ledger.held.append((len(ledger.savepoints), call))
 
 
 def connection_of(call: Call) -> Connection:
@@ -149,12 +216,20 @@ def attach_fence(engine: Engine, store: IdempotencyStore) -> None:
     connections and threads that do not carry the context of the call.
     """
     fence = _Fence(store)
-    event.listen(engine, "begin", fence.begin)
-    event.listen(engine, "begin_twophase", fence.begin_twophase)
-    event.listen(engine, "before_cursor_execute", fence.before_cursor_execute)
-    event.listen(engine, "savepoint", fence.savepoint)
-    event.listen(engine, "commit", fence.commit)
-    event.listen(engine, "prepare_twophase", fence.prepare_twophase)
+    for name in (
+        "begin",
+        "begin_twophase",
+        "before_cursor_execute",
+        "savepoint",
+        "release_savepoint",
+        "rollback_savepoint",
+        "rollback",
+        "rollback_twophase",
+        "commit",
+        "prepare_twophase",
+        "handle_error",
+    ):
+        event.listen(engine, name, getattr(fence, name))
 
 
 class _Fence:
@@ -164,10 +239,10 @@ class _Fence:
         self._store = store
 
     def begin(self, connection: Connection) -> None:
-        connection.info[_WROTE] = False
+        connection.info[_LEDGER] = _Ledger()
 
     def begin_twophase(self, connection: Connection, _xid: Any) -> None:
-        connection.info[_WROTE] = False
+        connection.info[_LEDGER] = _Ledger()
 
     def before_cursor_execute(
         self,
@@ -178,55 +253,107 @@ class _Fence:
         _context: Any,
         _executemany: bool,  # noqa: FBT001 - SQLAlchemy's signature
     ) -> None:
-        if not connection.info.get(_WROTE) and may_write(statement):
-            connection.info[_WROTE] = True
+        ledger = connection.info.get(_LEDGER)
+        if ledger is None:
+            return
+        dialect = self._store.dialect
+        ledger.wrote = ledger.wrote or dialect.may_write(statement)
+        if current_call.get() is not None and dialect.commits(statement):
+            self.commit(connection)
+            connection.info[_LEDGER] = _Ledger(wrote=True)
 
-    def savepoint(self, connection: Connection, _name: str | None) -> None:
+    def savepoint(self, connection: Connection, name: str | None) -> None:
         if current_call.get() is not None:
             self._store.dialect.begin_before_savepoint(connection)
+        if ledger := connection.info.get(_LEDGER):
+            ledger.savepoints.append(name)
+
+    def release_savepoint(self, connection: Connection, name: str, _: Any) -> None:
+        ledger = connection.info.get(_LEDGER)
+        if ledger and name in ledger.savepoints:
+            ledger.release_to(ledger.savepoints.index(name))
+
+    def rollback_savepoint(self, connection: Connection, name: str, _: Any) -> None:
+        ledger = connection.info.get(_LEDGER)
+        if ledger and name in ledger.savepoints:
+            ledger.undo_after(ledger.savepoints.index(name))
+
+    def rollback(self, connection: Connection) -> None:
+        if ledger := connection.info.get(_LEDGER):
+            ledger.undo()
+
+    def rollback_twophase(self, connection: Connection, _xid: Any, _: Any) -> None:
+        self.rollback(connection)
+
+    def handle_error(self, context: ExceptionContext) -> None:
+        """Undo what a failed COMMIT, or a server that rolled back, has undone."""
+        connection, error = context.connection, context.sqlalchemy_exception
+        ledger = connection.info.get(_LEDGER) if _is_usable(connection) else None
+        if ledger is None or error is None:
+            return
+        committing = any(call.settled for _, call in ledger.held)
+        if committing or self._store.dialect.ends_transaction(error):
+            ledger.undo()
 
     def prepare_twophase(self, connection: Connection, _xid: Any) -> None:
         self.commit(connection)
 
     def commit(self, connection: Connection) -> None:
-        calls = self._calls()
-        if not calls or self._store.dialect.is_aborted(connection):
-            return  # an aborted transaction makes nothing durable
-        if all(call.ending is None for call in calls) and not self._writes(connection):
+        current = current_call.get()
+        ledger = connection.info.get(_LEDGER)
+        if current is None or ledger is None:
             return
-        for call in calls:
-            if call.lost or not self._carry(call, connection):
-                call.lost = True
-                # Before raising: some drivers' reset would commit what is left open.
-                connection.engine.dialect.do_rollback(connection.connection)
-                raise LeaseLost(_LOST)
+        if self._store.dialect.is_aborted(connection):
+            ledger.undo()
+            if current.ending is not None:  # the guard's own commit
+                raise InvalidRequestError(_ABORTED)
+            return
+        held = [call for _, call in ledger.held if call.ending is not None]
+        running = [c for c in self._recorded(current.chain()) if c not in held]
+        affected = running if running and self._writes(connection) else []
+        try:
+            self._mark(connection, affected)
+            self._carry(connection, self._recorded(held))
+        except LeaseLost:
+            # Before raising: some drivers' reset would commit what is left open.
+            connection.engine.dialect.do_rollback(connection.connection)
+            ledger.undo()
+            raise
+
+    def _recorded(self, calls: Iterable[Call]) -> list[Call]:
+        return [c for c in calls if c.claim is not None and c.store is self._store]
 
     def _writes(self, connection: Connection) -> bool:
         return has_written(connection) or self._store.dialect.has_written(connection)
 
-    def _calls(self) -> list[Call]:
-        """Return the recorded calls that a commit on this engine concerns."""
-        innermost = current_call.get()
-        if innermost is None:
-            return []
-        return [
-            call
-            for running in innermost.chain()
-            for call in (running, *running.completed)
-            if call.claim is not None and call.store is self._store
-        ]
+    def _mark(self, connection: Connection, running: list[Call]) -> None:
+        """Note on calls that go on that a part of them becomes durable."""
+        for call in running:
+            claim = cast("Claim", call.claim)
+            if call.lost or not self._store.mark_effects(claim, connection):
+                call.lost = True
+                raise LeaseLost(_LOST)
 
-    def _carry(self, call: Call, connection: Connection) -> bool:
-        """Write the record of a call into the transaction that is being committed."""
-        claim, store = call.claim, self._store
-        assert claim is not None  # noqa: S101 - for mypy; see `_calls`
-        if call.ending is None:
-            return store.mark_effects(claim, connection)
-        if isinstance(call.ending, Release):
-            return store.release(claim, connection=connection)
-        if isinstance(call.ending, Failure):
-            done = store.mark_failed(claim, call.ending, connection=connection)
-        else:
-            done = store.mark_succeeded(claim, call.ending, connection=connection)
-        # An inner call may have been carried by an earlier commit of the view.
-        return done or store.is_settled(claim, connection)
+    def _carry(self, connection: Connection, held: list[Call]) -> None:
+        """Write the outcomes of the calls whose effect is being committed."""
+        for call in held:
+            if call.lost or not self._write(call, connection):
+                call.lost = True
+                raise LeaseLost(_LOST)
+        for call in held:
+            call.settled = True
+
+    def _write(self, call: Call, connection: Connection) -> bool:
+        claim, ending, store = cast("Claim", call.claim), call.ending, self._store
+        if isinstance(ending, Release):
+            if store.release(claim, connection=connection):
+                return True
+            ending = ending.otherwise
+        if isinstance(ending, Failure):
+            return store.mark_failed(claim, ending, connection=connection)
+        answer = cast("StoredResponse", ending)
+        return store.mark_succeeded(claim, answer, connection=connection)
+
+
+def _is_usable(connection: Connection | None) -> TypeGuard[Connection]:
+    return connection is not None and not (connection.closed or connection.invalidated)

@@ -26,7 +26,7 @@ from flask_idempotency.lifecycle import (
 from .base import StoreBase
 from .dialects import PostgreSQL
 from .rows import record_of
-from .runner import TRIES, pause
+from .runner import LOCKED_TRIES, TRIES, RecordLocked, pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from flask_idempotency.lifecycle import RecordView, Scope
 
     IdBuilder = Callable[[Claim], str]
-
-#: How often a record is tried that could be taken over but whose row is locked.
-_LOCKED_TRIES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,14 +93,16 @@ class Claims(StoreBase):
             task_id=_built("task_id", task_id_builder, claim),
             outbox_event_id=_built("outbox_event_id", outbox_event_id_builder, claim),
         )
-        return self._negotiate(
-            _Try(
-                claim=claim,
-                parameters=self._claim_parameters(claim, lease_seconds),
-                retry_failed=retry_failed,
-                connection=connection,
-            )
+        trial = _Try(
+            claim=claim,
+            parameters=self._claim_parameters(claim, lease_seconds),
+            retry_failed=retry_failed,
+            connection=connection,
         )
+        try:
+            return self._negotiate(trial)
+        except RecordLocked:
+            return Decision(outcome=Verdict.IN_PROGRESS)
 
     def _negotiate(self, trial: _Try) -> Decision:
         record, locked = None, 0
@@ -119,7 +118,7 @@ class Claims(StoreBase):
             if decision is not None:
                 return decision
             locked += 1
-            if locked == _LOCKED_TRIES:
+            if locked == LOCKED_TRIES:
                 break
         return Decision(outcome=Verdict.IN_PROGRESS, record=record)
 

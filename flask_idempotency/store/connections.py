@@ -10,14 +10,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, event
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from sqlalchemy import Connection, Engine
     from sqlalchemy.orm import Session
@@ -47,12 +48,16 @@ class OwnPool:
         engine: The application's engine. Its pool's connect listeners (pragmas,
             ``search_path``, tokens) apply here too, since the pool is a copy of it.
         pool_size: Connections that may be in use at once.
+        on_connect: Statements for each new connection.
     """
 
     autocommit = True
 
-    def __init__(self, engine: Engine, *, pool_size: int) -> None:
+    def __init__(
+        self, engine: Engine, *, pool_size: int, on_connect: Sequence[str] = ()
+    ) -> None:
         self._source = engine
+        self._on_connect = on_connect
         # The copy of a pool may be smaller than `pool_size`. Slots bound the use of
         # any kind of pool, so that the wait is ours and never the pool's own timeout.
         if isinstance(engine.pool, QueuePool) and engine.pool.size():
@@ -66,12 +71,17 @@ class OwnPool:
         """Copied at first use, so that listeners set up after ``init_app`` count."""
         with self._lock:
             if self._copy is None:
-                self._copy = create_engine(
-                    self._source.url,
-                    pool=self._source.pool.recreate(),
-                    isolation_level="AUTOCOMMIT",
-                )
+                self._copy = self._make_copy()
             return self._copy
+
+    def _make_copy(self) -> Engine:
+        pool = self._source.pool.recreate()
+        copy = create_engine(self._source.url, pool=pool, isolation_level="AUTOCOMMIT")
+        for statement in self._on_connect:
+            event.listen(copy, "connect", partial(_execute, statement))
+        options = dict(self._source.get_execution_options())
+        options.pop("isolation_level", None)
+        return copy.execution_options(**options)
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
@@ -120,6 +130,12 @@ class SharedConnection:
 
     def close(self) -> None:
         """Do nothing: the connection is the session's."""
+
+
+def _execute(statement: str, connection: Any, _record: Any) -> None:
+    cursor = connection.cursor()
+    cursor.execute(statement)
+    cursor.close()
 
 
 def shares_one_connection(engine: Engine) -> bool:

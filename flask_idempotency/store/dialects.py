@@ -5,33 +5,27 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlalchemy import Float, cast, extract, func, literal_column, text
+from sqlalchemy import Float, cast, extract, func, literal_column, text, true
+from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.exceptions import IdempotencyConfigError
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Connection
-    from sqlalchemy.exc import DBAPIError, IntegrityError
+    from sqlalchemy.exc import IntegrityError
 
 # The first word of statements that change nothing which a re-run could double.
+_START = r"(?:\s|/\*.*?\*/|--[^\n]*\n|\()*"
 _READ = re.compile(
-    r"(?:\s|/\*.*?\*/|--[^\n]*\n|\()*"
-    r"(?:SELECT|SHOW|EXPLAIN|PRAGMA|SET|BEGIN|START|SAVEPOINT|RELEASE|ROLLBACK|VALUES"
-    r"|TABLE|DESCRIBE|DESC|USE|LISTEN|WITH)\b",
+    _START + r"(?:SELECT|SHOW|EXPLAIN|PRAGMA|SET|BEGIN|START|SAVEPOINT|RELEASE|ROLLBACK"
+    r"|VALUES|TABLE|DESCRIBE|DESC|USE|LISTEN|WITH)\b",
     re.IGNORECASE | re.DOTALL,
 )
 _WRITE_WORD = re.compile(
     r"\b(?:INSERT|UPDATE|DELETE|MERGE|REPLACE|INTO)\b", re.IGNORECASE
 )
 _LOCKING = re.compile(r"\bFOR\s+(?:NO\s+KEY\s+)?UPDATE\b", re.IGNORECASE)
-
-
-def may_write(statement: str) -> bool:
-    """Tell whether a statement may change data; in doubt it does."""
-    several = ";" in statement.rstrip().rstrip(";")
-    if several or not _READ.match(statement):
-        return True
-    return bool(_WRITE_WORD.search(_LOCKING.sub("", statement)))
+_COMMIT = re.compile(_START + r"(?:COMMIT|END)\b", re.IGNORECASE | re.DOTALL)
 
 
 class Dialect:
@@ -39,6 +33,10 @@ class Dialect:
 
     #: Statements that open a short transaction on an autocommitting connection.
     begin: ClassVar[tuple[str, ...]]
+    #: Statements for each connection of the store's own pool.
+    on_connect: ClassVar[tuple[str, ...]] = ()
+    #: Error codes of a wait for a lock that was cut short.
+    locked: ClassVar[frozenset[object]] = frozenset()
     #: Error codes after which the same statement may succeed.
     transient: ClassVar[frozenset[object]] = frozenset()
     #: Error codes of a table or column that is not there.
@@ -47,6 +45,21 @@ class Dialect:
     def bind_text(self, value: str) -> str | bytes:
         """Return a text as the byte-exact columns of this database take it."""
         return value
+
+    def may_write(self, statement: str) -> bool:
+        """Tell whether a statement may change data; in doubt it does."""
+        several = ";" in statement.rstrip().rstrip(";")
+        if several or not _READ.match(statement):
+            return True
+        return bool(_WRITE_WORD.search(_LOCKING.sub("", statement)))
+
+    def commits(self, statement: str) -> bool:
+        """Tell whether a statement sent as text commits the transaction before it."""
+        return bool(_COMMIT.match(statement))
+
+    def short_wait(self) -> list[ColumnElement[bool]]:
+        """Return conditions that keep their statement from waiting for a lock."""
+        return []
 
     def now(self) -> ColumnElement[Any]:
         """Return the database's clock at the moment of the statement, in UTC."""
@@ -67,6 +80,14 @@ class Dialect:
     def is_transient(self, error: DBAPIError) -> bool:
         """Tell whether the same short statement may be sent again."""
         return error.connection_invalidated or self.code(error) in self.transient
+
+    def ends_transaction(self, error: Exception) -> bool:
+        """Tell whether the server has answered an error by rolling everything back."""
+        return False
+
+    def is_locked(self, error: DBAPIError) -> bool:
+        """Tell whether somebody else holds a lock that the statement needs."""
+        return self.code(error) in self.locked
 
     def is_schema_error(self, error: DBAPIError) -> bool:
         """Tell whether a table or column is missing."""
@@ -101,7 +122,12 @@ class PostgreSQL(Dialect):
 
     begin = ("BEGIN ISOLATION LEVEL READ COMMITTED",)
     transient = frozenset({"40001", "40P01"})
+    locked = frozenset({"55P03"})
     schema = frozenset({"42P01", "42703", "3F000"})
+
+    def short_wait(self) -> list[ColumnElement[bool]]:
+        # Local to the statement's own transaction, so that a pooler leaks nothing.
+        return [func.set_config("lock_timeout", "100", true()).is_not(None)]
 
     def now(self) -> ColumnElement[Any]:
         return func.clock_timestamp()  # now() is the transaction's start
@@ -136,6 +162,137 @@ class PostgreSQL(Dialect):
         return name.replace("_", " ") in {"REPEATABLE READ", "SERIALIZABLE"}
 
 
+# What stands before a parenthesis in the statements that an ORM reads with. Another
+# function only makes a commit count as an effect.
+_CALLED = re.compile(r"([a-zA-Z_][\w$.]*)`?\s*\(")
+_BUILT_IN = frozenset(
+    [
+        "abs",
+        "all",
+        "and",
+        "any",
+        "as",
+        "avg",
+        "between",
+        "by",
+        "case",
+        "cast",
+        "ceil",
+        "ceiling",
+        "char",
+        "coalesce",
+        "concat",
+        "concat_ws",
+        "connection_id",
+        "convert",
+        "count",
+        "curdate",
+        "current_date",
+        "current_timestamp",
+        "database",
+        "date",
+        "date_add",
+        "date_format",
+        "date_sub",
+        "dense_rank",
+        "distinct",
+        "div",
+        "else",
+        "exists",
+        "exp",
+        "extract",
+        "floor",
+        "for",
+        "from",
+        "greatest",
+        "group_concat",
+        "having",
+        "hex",
+        "if",
+        "ifnull",
+        "in",
+        "instr",
+        "interval",
+        "is",
+        "isnull",
+        "join",
+        "json_extract",
+        "json_unquote",
+        "lag",
+        "last_insert_id",
+        "lead",
+        "least",
+        "left",
+        "length",
+        "like",
+        "limit",
+        "ln",
+        "locate",
+        "log",
+        "lower",
+        "lpad",
+        "ltrim",
+        "max",
+        "md5",
+        "min",
+        "mod",
+        "not",
+        "now",
+        "nullif",
+        "on",
+        "or",
+        "order",
+        "over",
+        "partition",
+        "position",
+        "pow",
+        "power",
+        "rand",
+        "rank",
+        "regexp",
+        "replace",
+        "right",
+        "round",
+        "row_number",
+        "rpad",
+        "rtrim",
+        "select",
+        "sha1",
+        "sha2",
+        "sign",
+        "some",
+        "sqrt",
+        "string",
+        "sum",
+        "substr",
+        "substring",
+        "then",
+        "timestampdiff",
+        "trim",
+        "truncate",
+        "union",
+        "unix_timestamp",
+        "upper",
+        "user",
+        "using",
+        "utc_timestamp",
+        "values",
+        "version",
+        "when",
+        "where",
+        "with",
+        "xor",
+        "year",
+    ]
+)
+# Statements after which what was open before is committed.
+_IMPLICIT_COMMIT = re.compile(
+    _START + r"(?:ALTER|CREATE|DROP|RENAME|TRUNCATE|BEGIN|START|LOCK|ANALYZE|OPTIMIZE"
+    r"|GRANT|REVOKE|SET\s+(?:@@)?(?:SESSION\s+|session\.)?autocommit)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
 class MySQL(Dialect):
     """MariaDB 10.6 and MySQL 8.0 or later through PyMySQL."""
 
@@ -143,14 +300,26 @@ class MySQL(Dialect):
         "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
         "START TRANSACTION",
     )
-    # Deadlock, lock wait timeout, changed since the snapshot.
-    transient = frozenset({1213, 1205, 1020})
+    # 0 would be shorter, but breaks the COMMIT after a SKIP LOCKED on MariaDB (1180).
+    on_connect = ("SET SESSION innodb_lock_wait_timeout = 1",)
+    # Deadlock, changed since the snapshot.
+    transient = frozenset({1213, 1020})
+    locked = frozenset({1205})
     schema = frozenset({1146, 1054})
-    _DUPLICATE = 1062
+    _DUPLICATE, _DEADLOCK = 1062, 1213
     _UNIT: ClassVar[ColumnElement[Any]] = literal_column("MICROSECOND")
 
     def __init__(self) -> None:
         self._snapshot_isolation: bool | None = None
+
+    def may_write(self, statement: str) -> bool:
+        if super().may_write(statement):
+            return True
+        # A stored function may write; the server cannot be asked at the commit.
+        return not _BUILT_IN.issuperset(map(str.lower, _CALLED.findall(statement)))
+
+    def commits(self, statement: str) -> bool:
+        return super().commits(statement) or bool(_IMPLICIT_COMMIT.match(statement))
 
     def bind_text(self, value: str) -> bytes:
         return value.encode()
@@ -168,6 +337,9 @@ class MySQL(Dialect):
     def code(self, error: DBAPIError) -> object:
         arguments = getattr(error.orig, "args", ())
         return arguments[0] if arguments else None
+
+    def ends_transaction(self, error: Exception) -> bool:
+        return isinstance(error, DBAPIError) and self.code(error) == self._DEADLOCK
 
     def is_duplicate(self, error: IntegrityError, constraint: str, table: str) -> bool:
         # "Duplicate entry '…' for key 'name'": the entry is the client's text, so

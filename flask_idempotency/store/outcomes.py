@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from flask_idempotency.lifecycle import Claim, Failure, StoredResponse
 
+    from .statements import Endings
+
 
 class Outcomes(StoreBase):
     """What only the owner of a record may write, under its token."""
@@ -47,11 +49,7 @@ class Outcomes(StoreBase):
         Returns:
             Whether the record still belonged to the claim; if not, roll back.
         """
-        statement = (
-            self._sql.mark_succeeded_with_effects
-            if connection
-            else self._sql.mark_succeeded
-        )
+        statement = self._endings(connection).mark_succeeded
         values = {**self._response_values(claim, response), "b_failure": None}
         return self._owned_update(statement, claim, values, connection)
 
@@ -74,7 +72,9 @@ class Outcomes(StoreBase):
             **self._response_values(claim, failure.response),
             "b_failure": failure.reason[:255],
         }
-        return self._owned_update(self._sql.mark_failed, claim, values, connection)
+        return self._owned_update(
+            self._endings(connection).mark_failed, claim, values, connection
+        )
 
     def release(self, claim: Claim, *, connection: Connection | None = None) -> bool:
         """
@@ -87,7 +87,12 @@ class Outcomes(StoreBase):
         Returns:
             Whether the record was removed; not once a part of it is durable.
         """
-        return self._owned_update(self._sql.release, claim, {}, connection)
+        return self._owned_update(
+            self._endings(connection).release, claim, {}, connection
+        )
+
+    def _endings(self, connection: Connection | None) -> Endings:
+        return self._sql.alone if connection is None else self._sql.carried
 
     def _response_values(
         self, claim: Claim, response: StoredResponse | None

@@ -67,18 +67,6 @@ class Queries(StoreBase):
 
         return self._runner.run_locked(work)
 
-    def is_settled(self, claim: Claim, connection: Connection) -> bool:
-        """Tell whether this attempt's outcome is on its record already."""
-        row = connection.execute(
-            self._sql.look_by_id, {"b_id": claim.record_id}
-        ).first()
-        record = record_of(row) if row is not None else None
-        return (
-            record is not None
-            and _is_own(record, claim)
-            and record.status is not Status.PROCESSING
-        )
-
 
 def _is_own(record: RecordView, claim: Claim) -> bool:
     """Tell whether the record's state is this attempt's doing."""

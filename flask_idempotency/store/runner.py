@@ -25,6 +25,12 @@ T = TypeVar("T")
 #: How often short work is tried, and after how long it is not tried again.
 TRIES = 5
 _PATIENCE_SECONDS = 5.0
+#: How often it is tried when somebody else holds the lock that it needs.
+LOCKED_TRIES = 2
+
+
+class RecordLocked(IdempotencyStoreUnavailable):
+    """Somebody else holds the record's lock, and nothing waits for that."""
 
 
 class Runner:
@@ -62,8 +68,7 @@ class Runner:
             except PoolTimeoutError as error:
                 raise IdempotencyStoreUnavailable(str(error)) from error
             except DBAPIError as error:
-                last = attempt == TRIES or time.monotonic() > deadline
-                if last or not self._dialect.is_transient(error):
+                if self._is_final(error, attempt) or time.monotonic() > deadline:
                     raise self._translated(error) from error
             pause(attempt)
 
@@ -92,7 +97,14 @@ class Runner:
             raise
         connection.exec_driver_sql("COMMIT")
 
+    def _is_final(self, error: DBAPIError, attempt: int) -> bool:
+        if self._dialect.is_locked(error):
+            return attempt == LOCKED_TRIES
+        return attempt == TRIES or not self._dialect.is_transient(error)
+
     def _translated(self, error: DBAPIError) -> Exception:
+        if self._dialect.is_locked(error):
+            return RecordLocked("Another transaction holds a lock on the record.")
         if self._dialect.is_schema_error(error):
             return IdempotencyStoreUnavailable(
                 f"The table '{self._table_name}' or one of its columns does not exist. "

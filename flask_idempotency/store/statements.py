@@ -7,6 +7,7 @@ Each condition on a record's state is made from the rows of the decision table i
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
@@ -72,6 +73,15 @@ _RECORD_COLUMNS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Endings:
+    """The moves of an owner out of ``processing``."""
+
+    mark_succeeded: Update
+    mark_failed: Update
+    release: Delete
+
+
 class Statements:
     """
     Every statement that the store sends, for one table on one kind of database.
@@ -120,14 +130,9 @@ class Statements:
                 ),
             )
         )
-        self.mark_succeeded = self._answered(Status.SUCCEEDED, with_effects=False)
-        self.mark_succeeded_with_effects = self._answered(
-            Status.SUCCEEDED, with_effects=True
-        )
-        self.mark_failed = self._answered(Status.FAILED, with_effects=False)
-        self.release = delete(table).where(
-            self._owned, columns.effects_committed_at.is_(None)
-        )
+        #: An owner's endings, as statements of their own and inside a transaction.
+        self.alone = self._endings(alone=True)
+        self.carried = self._endings(alone=False)
         self.lock_expirable = self._lock(self._any_of(EXPIRABLE), batch=True)
         self.expire = self._end(
             and_(columns.id.in_(self._ids()), self._any_of(EXPIRABLE)),
@@ -260,7 +265,7 @@ class Statements:
         source = select(*row.values()).where(~exists(select(1).select_from(seen)))
         if lazy_flush:
             off = func.set_config("synchronous_commit", "off", true())
-            source = source.where(off == "off")
+            source = source.where(off == "off", *self._dialect.short_wait())
         inserted = (
             pg_insert(self._table)
             .from_select(list(row), source)
@@ -334,7 +339,19 @@ class Statements:
             )
         )
 
-    def _answered(self, status: Status, *, with_effects: bool) -> Update:
+    def _endings(self, *, alone: bool) -> Endings:
+        # Inside a transaction its own settings rule how long it waits.
+        owned = and_(self._owned, *(self._dialect.short_wait() if alone else ()))
+        no_effects = self._table.c.effects_committed_at.is_(None)
+        return Endings(
+            mark_succeeded=self._answered(owned, Status.SUCCEEDED, effects=not alone),
+            mark_failed=self._answered(owned, Status.FAILED, effects=False),
+            release=delete(self._table).where(owned, no_effects),
+        )
+
+    def _answered(
+        self, owned: ColumnElement[bool], status: Status, *, effects: bool
+    ) -> Update:
         columns = self._table.c
         names = (
             "response_code",
@@ -344,7 +361,7 @@ class Statements:
             "failure",
         )
         values: dict[str, Any] = {name: self._bind(name) for name in names}
-        if with_effects:
+        if effects:
             values["effects_committed_at"] = func.coalesce(
                 columns.effects_committed_at, self._dialect.now()
             )
@@ -353,4 +370,4 @@ class Statements:
         values["expires_at"] = case(
             (columns.expires_at < half, self._later("ttl")), else_=columns.expires_at
         )
-        return self._end(self._owned, status=status, **values)
+        return self._end(owned, status=status, **values)
