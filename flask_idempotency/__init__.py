@@ -9,14 +9,25 @@ from .exceptions import IdempotencyConfigError, IdempotencyError
 from .extension import Idempotency
 from .fingerprint import fingerprint
 from .guard import IdempotencyMutationGuard, MutationResult
-from .lifecycle import Claim, Decision, Diagnosis, RecordView, Scope, Verdict
-from .models import IdempotencyRecordMixin
+from .lifecycle import (
+    Claim,
+    Decision,
+    Diagnosis,
+    Failure,
+    RecordView,
+    Scope,
+    Status,
+    StoredResponse,
+    Verdict,
+)
+from .models import IdempotencyRecordMixin, record_table_args
 from .store import IdempotencyStore
 
 __all__ = [
     "Claim",
     "Decision",
     "Diagnosis",
+    "Failure",
     "Idempotency",
     "IdempotencyConfigError",
     "IdempotencyError",
@@ -26,10 +37,13 @@ __all__ = [
     "MutationResult",
     "RecordView",
     "Scope",
+    "Status",
+    "StoredResponse",
     "Verdict",
     "current_idempotency",
     "exceptions",
     "fingerprint",
     "idempotent",
     "not_idempotent",
+    "record_table_args",
 ]

@@ -28,7 +28,10 @@ def decode_body(stored: bytes | None, encoding: str | None) -> bytes | None:
     if stored is None or encoding is None:
         return stored
     if encoding != "zlib":
-        message = f"The stored answer has the unknown encoding '{encoding}'."
+        message = (
+            f"The stored answer has the unknown encoding '{encoding}'; a newer release "
+            "of flask-idempotency has probably written it. Upgrade this one."
+        )
         raise ValueError(message)
     return zlib.decompress(stored)
 

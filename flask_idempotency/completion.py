@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session, SessionTransaction
 
     from .config import Config
-    from .lifecycle import Claim
+    from .lifecycle import Claim, IdBuilder
     from .store import IdempotencyStore
     from .unit_of_work import Call, Ending
 
@@ -42,6 +42,21 @@ _NOT_COMMITTED = (
     "that is not its own? Let the listener end it, or use the event 'connect'."
 )
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallOptions:
+    """
+    How one call is claimed; see ``IdempotencyMutationGuard.run``.
+
+    ``None`` is the application's setting.
+    """
+
+    ttl_seconds: float | None = None
+    lease_seconds: float | None = None
+    retry_failed: bool = False
+    task_id_builder: IdBuilder | None = None
+    outbox_event_id_builder: IdBuilder | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +121,10 @@ class Completion:
 
     def _conduct(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R]:
         """Run the outermost call's work and commit it if the answer is below 400."""
-        stored, result = _attempt(work)
+        stored, result, raised = _attempt(work)
         call.session = self._session()  # another one, if the view removed the first
-        if call.lost or stored.code >= _CLIENT_ERROR or not self._is_committable(call):
+        failed = raised or stored.code >= _CLIENT_ERROR
+        if call.lost or failed or not self._is_committable(call):
             roll_back(call.session)
             return stored, result
         if not call.session.in_transaction():
@@ -118,7 +134,8 @@ class Completion:
         except Exception as error:
             if call.lost:
                 raise
-            if isinstance(error, LeaseLost):  # an inner call's record was
+            if isinstance(error, LeaseLost) and not call.committed:
+                # An inner call's record was taken over; nothing of it all is durable.
                 raise IdempotencyLeaseLost(retry_after_seconds=1) from error
             call.ending = None
             roll_back(call.session)
@@ -168,8 +185,8 @@ class Completion:
         """Run an inner call in a savepoint; the outermost call's commit completes it."""
         savepoint = call.session.begin_nested()
         try:
-            stored, result = _attempt(work)
-            if stored.code < _CLIENT_ERROR and can_commit(call):
+            stored, result, raised = _attempt(work)
+            if not raised and stored.code < _CLIENT_ERROR and can_commit(call):
                 call.session.flush()
                 _end(savepoint, call, savepoint.commit)
         finally:
@@ -235,6 +252,7 @@ class Completion:
         if call.host is not None:
             _hand_over(call, Release(failure) if retryable else failure)
             return
+        call.session = self._session()
         roll_back(call.session)
         self._record_undone(call)
         try:
@@ -247,15 +265,22 @@ class Completion:
             log.exception("The failure of a guarded call could not be recorded.")
 
 
-def _attempt(work: Work[R]) -> tuple[StoredResponse, R]:
+def _attempt(work: Work[R]) -> tuple[StoredResponse, R, bool]:
+    """
+    Run the handler; let the application answer an exception.
+
+    Returns:
+        The answer, the result, and whether the handler raised. Then its uncommitted
+        rows are half of something, whatever the answer says.
+    """
     try:
         result = work.handler()
-        return work.encode(result), result
+        return work.encode(result), result, False
     except Exception as error:
         if isinstance(error, IdempotencyHTTPException) and error.retryable:
             raise  # "come back later" is no answer to keep for duplicates
         result = work.rescue(error)
-        return work.encode(result), result
+        return work.encode(result), result, True
 
 
 def _hand_over(call: Call, ending: Ending) -> None:

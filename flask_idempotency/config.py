@@ -7,9 +7,10 @@ Durations are seconds or ``timedelta`` outside and ``*_seconds`` floats inside.
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -100,7 +101,13 @@ def _statuses(value: object) -> frozenset[int]:
     return frozenset(value)
 
 
-def _route_name(value: object) -> str:
+def checked_route(value: object) -> str:
+    """
+    Return a name that a route or service may have.
+
+    Raises:
+        ValueError: If it is empty, too long, not storable or reserved.
+    """
     try:
         name = check_text("route", value, SCOPE_LENGTHS["route"])
     except ValueError:
@@ -115,9 +122,9 @@ def _route_name(value: object) -> str:
 
 
 def _callable(value: object) -> Callable[..., Any]:
-    if not callable(value):
-        message = "a callable without arguments"
-        raise ValueError(message)  # noqa: TRY004 - one error type for all checks
+    if not callable(value) or inspect.iscoroutinefunction(value):
+        message = "a plain callable without arguments"
+        raise ValueError(message)
     return value
 
 
@@ -179,7 +186,7 @@ class Config:
         return cls(**values)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RouteOptions:
     """
     What ``@idempotent(...)`` was given; ``None`` is "as the application says".
@@ -198,7 +205,7 @@ class RouteOptions:
 
     required: bool | None = _setting(None, _flag)
     key: Callable[[], str | None] | None = _setting(None, _callable)  # noqa: RUF009
-    route: str | None = _setting(None, _route_name)
+    route: str | None = _setting(None, checked_route)
     ttl_seconds: float | None = _setting(None, seconds_of, "ttl")
     lease_seconds: float | None = _setting(None, seconds_of, "lease")
     retry_failed: bool = _setting(default=False, parse=_flag)
@@ -244,11 +251,8 @@ class RouteOptions:
 
     def under(self, config: Config) -> RouteOptions:
         """Return the options with the application's settings filled in."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in self.DEFAULTED:
-            if values[name] is None:
-                values[name] = getattr(config, name)
-        return RouteOptions(**values)
+        unset = [name for name in self.DEFAULTED if getattr(self, name) is None]
+        return replace(self, **{name: getattr(config, name) for name in unset})
 
 
 def _unknown(name: str, known: Collection[str], where: str = "") -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import TYPE_CHECKING
 
+from .keys import new_key
 from .unit_of_work import Call, current_call
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class CurrentIdempotency:
         honours it performs the operation once.
         """
         claim = self._claim()
-        return claim.derive_id("key", *names) if claim else str(uuid.uuid4())
+        return claim.derive_id("key", *names) if claim else new_key()
 
     def _claim(self) -> Claim | None:
         return self._call().claim

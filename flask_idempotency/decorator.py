@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from flask import current_app, request
 
-from .completion import Work
+from .completion import CallOptions, Work
 from .config import RouteOptions
 from .exceptions import IdempotencyConfigError
 from .request import OPTIONS, read_key, request_hash, route_name, scope_of_request
@@ -116,16 +116,16 @@ def _guarded(view: Any, *, declared: RouteOptions) -> Any:
     _refuse_second_declaration(view)
 
     @functools.wraps(view)
-    def guard(*args: Any, **kwargs: Any) -> Any:
+    def guard(*args: Any, **kwargs: Any) -> Response:
         state = get_state()
         call = functools.partial(current_app.ensure_sync(view), *args, **kwargs)
         if request.method in _SAFE_METHODS:
-            return call()
+            return current_app.make_response(call())
         options = state.options(declared)
         key = read_key(options, state.config)
+        request.environ[OPTIONS] = options  # not on g: a context may outlive us
         if not options.claim:
-            request.environ[OPTIONS] = options  # not on g: a context may outlive us
-            return call()
+            return current_app.make_response(call())
         return _respond(state, options, key, call)
 
     setattr(guard, DECLARATION, declared)
@@ -142,7 +142,7 @@ def _respond(
     if key is not None:
         route = options.route or route_name()
         scope = scope_of_request(state, route, key, anonymous=bool(options.anonymous))
-        fingerprint = request_hash(route)
+        fingerprint = request_hash(route, state.config)
     limit = state.config.max_response_size
     answer = state.guard.call(
         scope,
@@ -152,9 +152,11 @@ def _respond(
             encode=lambda response: store_response(response, max_size=limit),
             rescue=_application_answer,
         ),
-        retry_failed=options.retry_failed,
-        ttl_seconds=options.ttl_seconds,
-        lease_seconds=options.lease_seconds,
+        CallOptions(
+            ttl_seconds=options.ttl_seconds,
+            lease_seconds=options.lease_seconds,
+            retry_failed=options.retry_failed,
+        ),
     )
     return replay(answer.stored) if answer.result is None else answer.result
 

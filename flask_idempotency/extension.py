@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from flask import request
 
-from .config import Config, RouteOptions
+from .config import Config, RouteOptions, checked_route
 from .exceptions import IdempotencyConfigError, IdempotencyError
 from .models import (
     IdempotencyRecordMixin,
@@ -134,7 +134,12 @@ class Idempotency:
 
         Raises:
             IdempotencyHTTPException: If key or caller are missing or unusable.
+            IdempotencyConfigError: If the route's name is reserved or too long.
         """
+        try:
+            checked_route(route)
+        except ValueError as error:
+            raise IdempotencyConfigError(f"The route must be {error}.") from error
         state = get_state()
         options = request.environ.get(OPTIONS) or state.options(RouteOptions())
         key = idempotency_key or read_key(options, state.config)

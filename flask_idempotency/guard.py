@@ -7,15 +7,17 @@ Knows nothing of HTTP requests. Statements belong in ``store``, the fence in
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .answers import REPLAYED, duplicate_answer, first_answer
-from .completion import Completion, Work
+from .completion import CallOptions, Completion, Work
 from .config import seconds_of
 from .exceptions import (
     IdempotencyConfigError,
     IdempotencyLeaseLost,
+    IdempotencyOutcomeUnknown,
     LeaseLost,
     NestedCallError,
     ResultNotStorable,
@@ -32,10 +34,10 @@ if TYPE_CHECKING:
 
     from .answers import Answer
     from .config import Config, Duration
-    from .lifecycle import Claim, Scope
+    from .lifecycle import IdBuilder, Scope
     from .store import IdempotencyStore
 
-    IdBuilder = Callable[[Claim], str]
+log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -139,16 +141,14 @@ class IdempotencyMutationGuard:
         work = Work(
             handler=lambda: _split(handler()), encode=self._encode, rescue=_reraise
         )
-        answer = self.call(
-            scope,
-            request_hash,
-            work,
-            task_id_builder=task_id_builder,
-            outbox_event_id_builder=outbox_event_id_builder,
-            retry_failed=retry_failed,
+        options = CallOptions(
             ttl_seconds=None if ttl is None else _seconds("ttl", ttl),
             lease_seconds=None if lease is None else _seconds("lease", lease),
+            retry_failed=retry_failed,
+            task_id_builder=task_id_builder,
+            outbox_event_id_builder=outbox_event_id_builder,
         )
+        answer = self.call(scope, request_hash, work, options)
         body = answer.stored.body or b"null"
         return MutationResult(
             value=self._loads(body),
@@ -161,7 +161,11 @@ class IdempotencyMutationGuard:
         )
 
     def call(
-        self, scope: Scope | None, request_hash: str, work: Work[R], **options: Any
+        self,
+        scope: Scope | None,
+        request_hash: str,
+        work: Work[R],
+        options: CallOptions,
     ) -> Answer[R]:
         """
         Run `work` once for `scope`; the general form of ``run()``.
@@ -170,7 +174,7 @@ class IdempotencyMutationGuard:
             scope: What the key is bound to; ``None`` runs unrecorded.
             request_hash: What is asked for.
             work: The effect and how its result is stored.
-            options: As ``IdempotencyStore.claim`` takes them.
+            options: How it is claimed.
         """
         call = Call(
             claim=None,
@@ -186,31 +190,52 @@ class IdempotencyMutationGuard:
         try:
             stored, result = self._completion.perform(call, work)
         except LeaseLost:
+            self._log_lost_lease(call, scope)
             if call.host is not None:  # the outer call's rows were rolled back too
                 raise IdempotencyLeaseLost(retry_after_seconds=1) from None
-            return self._answer_of_new_owner(scope, request_hash)
+            return self._answer_of_new_owner(call, scope, request_hash)
         return first_answer(call.claim, stored, result)
 
     def _claim(
-        self, call: Call, scope: Scope, request_hash: str, options: dict[str, Any]
+        self, call: Call, scope: Scope, request_hash: str, options: CallOptions
     ) -> Decision:
-        around = call.parent.chain() if call.parent else ()
-        if any(
-            outer.claim and outer.claim.scope == scope and outer.store is self._store
-            for outer in around
-        ):
-            raise NestedCallError(
-                f"A guarded call of '{scope.route}' runs inside another one with the "
-                "same scope. Give the inner one a route of its own."
-            )
+        self._refuse_recursion(call, scope)
         connection = self._transaction_to_join(call)
         decision = self._store.claim(
-            scope, request_hash, connection=connection, **options
+            scope,
+            request_hash,
+            ttl_seconds=options.ttl_seconds,
+            lease_seconds=options.lease_seconds,
+            retry_failed=options.retry_failed,
+            task_id_builder=options.task_id_builder,
+            outbox_event_id_builder=options.outbox_event_id_builder,
+            connection=connection,
         )
         if connection is not None and decision.claim is not None:
             call.joined = True
             hold(call)
         return decision
+
+    def _refuse_recursion(self, call: Call, scope: Scope) -> None:
+        """Refuse a call whose record waits for the commit of a call around it."""
+        around = list(call.parent.chain()) if call.parent else []
+        pending = [inner for outer in around for inner in outer.completed]
+        for other in (*around, *(inner for inner in pending if not inner.settled)):
+            same_store = other.store is self._store
+            if other.claim and other.claim.scope == scope and same_store:
+                raise NestedCallError(
+                    f"A guarded call of '{scope.route}' runs inside another one that "
+                    "has the same scope, or has used it before its commit. Give each "
+                    "operation a route or key of its own."
+                )
+
+    def _log_lost_lease(self, call: Call, scope: Scope | None) -> None:
+        log.warning(
+            "A call of '%s' lost its lease and was rolled back. Give the route a lease "
+            "that is longer than its slowest run.",
+            scope.route if scope else "",
+            extra={"idempotency_record_id": str(call.claim and call.claim.record_id)},
+        )
 
     def _transaction_to_join(self, call: Call) -> Connection | None:
         """
@@ -237,12 +262,14 @@ class IdempotencyMutationGuard:
         return None
 
     def _answer_of_new_owner(
-        self, scope: Scope | None, request_hash: str
+        self, call: Call, scope: Scope | None, request_hash: str
     ) -> Answer[Any]:
         """Answer the client of a call that lost its record."""
         record = self._store.look(scope) if scope is not None else None
         verdict = decide(record.facts(request_hash)) if record else Verdict.MISSING
         if verdict in {Verdict.MISSING, Verdict.EXPIRED_REUSABLE}:
+            if call.committed:
+                raise IdempotencyOutcomeUnknown
             raise IdempotencyLeaseLost(retry_after_seconds=1)
         return duplicate_answer(Decision(outcome=verdict, record=record))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -202,7 +203,11 @@ class Scope:
         for name in ("tenant_id", "user_id", "route"):
             check_text(name, getattr(self, name), SCOPE_LENGTHS[name])
         try:
-            check_text("idempotency_key", self.idempotency_key, 255)
+            check_text(
+                "idempotency_key",
+                self.idempotency_key,
+                SCOPE_LENGTHS["idempotency_key"],
+            )
         except ValueError as error:
             raise IdempotencyKeyInvalid(f"The idempotency key: {error}.") from error
         if not self.idempotency_key:
@@ -241,6 +246,10 @@ class Claim:
         new one when the key is reused after its expiry.
         """
         return str(uuid.uuid5(self.operation_id, json.dumps(names)))
+
+
+#: Makes an identifier of a claimed operation; pure, its result may be dropped.
+IdBuilder = Callable[[Claim], str]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,20 +103,29 @@ class IdempotencyRecordMixin:
 
     @declared_attr.directive
     def __table_args__(cls) -> tuple[Any, ...]:  # noqa: N805 - a class by contract
-        """
-        Name the constraints after the table.
+        """Constraints and index, named after the table."""
+        return record_table_args(cls.__tablename__)
 
-        ``conv`` keeps a naming convention of the application's metadata from
-        changing the names, by which the store knows a duplicate.
-        """
-        table = cls.__tablename__
-        statuses = ", ".join(f"'{status.value}'" for status in Status)
-        return (
-            UniqueConstraint(*SCOPE_COLUMNS, name=conv(f"uq_{table}_scope")),
-            CheckConstraint(f"status IN ({statuses})", name=conv(f"ck_{table}_status")),
-            Index(conv(f"ix_{table}_expires_at"), "expires_at"),
-            {"listeners": [("after_create", _FILLFACTOR)]},
-        )
+
+def record_table_args(table_name: str) -> tuple[Any, ...]:
+    """
+    Return what the ``__table_args__`` of a record's model must contain.
+
+    ``conv`` keeps a naming convention of the application's metadata from changing
+    the names, by which the store knows a duplicate.
+
+    Args:
+        table_name: The model's ``__tablename__``.
+    """
+    statuses = ", ".join(f"'{status.value}'" for status in Status)
+    return (
+        UniqueConstraint(*SCOPE_COLUMNS, name=conv(f"uq_{table_name}_scope")),
+        CheckConstraint(
+            f"status IN ({statuses})", name=conv(f"ck_{table_name}_status")
+        ),
+        Index(conv(f"ix_{table_name}_expires_at"), "expires_at"),
+        {"listeners": [("after_create", _FILLFACTOR)]},
+    )
 
 
 def build_record_class(db: SQLAlchemy) -> type[IdempotencyRecordMixin]:
@@ -154,6 +163,6 @@ def scope_constraint(table: Table) -> UniqueConstraint:
     )
     raise IdempotencyConfigError(
         f"The record table '{table.name}' {fault}, so duplicates would not collide. "
-        "If the class has its own __table_args__, add "
-        "IdempotencyRecordMixin.__table_args__ to it."
+        "If the class has its own __table_args__, add to them what "
+        f"flask_idempotency.record_table_args('{table.name}') returns."
     )

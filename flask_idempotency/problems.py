@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
-from flask import Response, current_app, json, request
+from flask import Response, json, request
 
 from .exceptions import (
     IdempotencyError,
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from werkzeug.wrappers import Response as WerkzeugResponse
 
     from .config import Config
+
+log = logging.getLogger(__name__)
 
 _PROBLEM = "application/problem+json"
 
@@ -30,7 +33,8 @@ def problem_response(error: IdempotencyError, config: Config) -> WerkzeugRespons
     if not isinstance(error, IdempotencyHTTPException):
         raise error
     if isinstance(error, IdempotencyStoreUnavailable):
-        current_app.logger.error("%s: %s", error.error_code, error.reason)
+        extra = {"idempotency_code": error.error_code}
+        log.error("%s: %s", error.error_code, error.reason, extra=extra)
     if _prefers_html():
         return error.get_response(request.environ)
     problem_type = config.problem_type

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import sys
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 from flask import current_app, request
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Where a route with ``claim=False`` leaves its options for the service.
+#: Where a declared route leaves its options for ``Idempotency.scope``.
 OPTIONS = "flask_idempotency.options"
 _FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
 _CHUNK = 64 * 1024
@@ -53,16 +54,28 @@ def read_key(options: RouteOptions, config: Config) -> str | None:
     """
     key = _given_key(options.key) if options.key else _client_key(config)
     if key is None and options.required:
-        raise IdempotencyKeyMissing(
-            f"This operation needs an idempotency key: send the header {config.header}."
-        )
+        raise IdempotencyKeyMissing(None if options.key else _how_to_send(config))
     return key
+
+
+def _how_to_send(config: Config) -> str:
+    where = f"the header {config.header}"
+    if request.mimetype in _FORM_TYPES:
+        where += f" or the form field '{config.form_field}'"
+    return f"This operation needs an idempotency key: send {where}."
 
 
 def _keep_raw_form() -> None:
     """Read the body before the form is parsed, so that the view has both."""
     if request.mimetype == _FORM_TYPES[0]:
-        request.get_data()
+        _read_body()
+
+
+def _read_body() -> bytes:
+    """Return the body, and leave it to the view in every form that Flask offers."""
+    body = request.get_data()
+    request.stream = BytesIO(body)
+    return body
 
 
 def _given_key(loader: Callable[[], str | None]) -> str | None:
@@ -169,11 +182,14 @@ def _flask_login_loader() -> Callable[[], str | None] | None:
     if not hasattr(current_app, "login_manager"):
         return None
     # The module is loaded where it is in use; it is no dependency of ours.
-    user = sys.modules["flask_login"].current_user
+    flask_login = sys.modules.get("flask_login")
+    if flask_login is None:
+        return None
+    user = flask_login.current_user
     return lambda: user.get_id() if user.is_authenticated else None
 
 
-def request_hash(route: str) -> str:
+def request_hash(route: str, config: Config) -> str:
     """
     Return the fingerprint of the current request.
 
@@ -189,22 +205,21 @@ def request_hash(route: str) -> str:
             digest(f"{name}={value}" for name, value in arguments),
             digest(_pairs(request.args.lists())),
             request.mimetype,
-            *_body(),
+            *_body(config.form_field),
         ]
     )
 
 
-def _body() -> Iterator[str | bytes]:
+def _body(key_field: str) -> Iterator[str | bytes]:
     if request.mimetype in _FORM_TYPES:
         _keep_raw_form()
-        key_field = current_app.extensions["idempotency"].config.form_field
         fields = ((n, v) for n, v in request.form.lists() if n != key_field)
         yield digest(_pairs(fields))
         yield digest(_files())
     elif request.is_json:
-        yield canonical_json(request.get_data())
+        yield canonical_json(_read_body())
     else:
-        yield request.get_data()
+        yield _read_body()
 
 
 def _files() -> Iterator[str | bytes]:

@@ -70,17 +70,20 @@ def _body(response: Response, max_size: int) -> bytes | None:
     # What was set for the stream as a whole stays true for its collected bytes.
     response.direct_passthrough = False
     source, encoded = response.response, response.iter_encoded()
-    close = getattr(source, "close", None)
+    close = getattr(source, "close", lambda: None)
     pieces: list[bytes] = []
     size = 0
-    for piece in encoded:
-        pieces.append(piece)
-        size += len(piece)
-        if size > max_size:
-            response.response = ClosingIterator(chain(pieces, encoded), close)
-            return None
-    if close is not None:
+    try:
+        for piece in encoded:
+            pieces.append(piece)
+            size += len(piece)
+            if size > max_size:
+                response.response = ClosingIterator(chain(pieces, encoded), close)
+                return None
+    except BaseException:
         close()
+        raise
+    close()
     response.response = pieces
     return b"".join(pieces)
 

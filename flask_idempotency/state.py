@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from .config import Config, RouteOptions
     from .models import IdempotencyRecordMixin
+    from .store.dialects import Dialect
 
 EXTENSION_KEY = "idempotency"
 
@@ -93,10 +94,11 @@ class IdempotencyState:
         with self._lock:
             if self._guard is None:
                 engine = self._engine()
+                dialect = dialect_for(engine)
                 self._store = IdempotencyStore(
                     self.record_class.__table__,
-                    engine.dialect.name,
-                    self._connections(engine),
+                    dialect,
+                    self._connections(engine, dialect),
                     self.config,
                 )
                 attach_fence(engine, self._store)
@@ -115,18 +117,22 @@ class IdempotencyState:
                 f"The record is on the bind '{bind_key}', where no transaction can "
                 "hold it together with the business rows. Keep it on the default bind."
             )
-        return self.db.engine
+        engine = self.db.engine
+        options = self.app.config.get("SQLALCHEMY_ENGINE_OPTIONS", {})
+        levels = {**options, **engine.get_execution_options()}
+        if levels.get("isolation_level") == "AUTOCOMMIT":
+            raise IdempotencyConfigError(
+                "The engine is in AUTOCOMMIT, so nothing of a failed call could be "
+                "rolled back. Use AUTOCOMMIT on single connections only."
+            )
+        return engine
 
-    def _connections(self, engine: Engine) -> Connections:
+    def _connections(self, engine: Engine, dialect: Dialect) -> Connections:
         if shares_one_connection(engine):
             return SharedConnection(
                 self.session, lambda: current_call.get() is not None
             )
-        return OwnPool(
-            engine,
-            pool_size=self.config.pool_size,
-            on_connect=dialect_for(engine.dialect.name).on_connect,
-        )
+        return OwnPool(engine, pool_size=self.config.pool_size, prepare=dialect.prepare)
 
 
 def get_state() -> IdempotencyState:
@@ -134,7 +140,7 @@ def get_state() -> IdempotencyState:
     Return the current application's state.
 
     Raises:
-        RuntimeError: If the extension was not set up on the application.
+        IdempotencyConfigError: If the extension was not set up on the application.
     """
     state: Any = current_app.extensions.get(EXTENSION_KEY)
     if state is None:
@@ -142,5 +148,5 @@ def get_state() -> IdempotencyState:
             "The current Flask app is not registered with this 'Idempotency' instance. "
             "Did you forget to call 'init_app', or did you create several?"
         )
-        raise RuntimeError(message)
+        raise IdempotencyConfigError(message)
     return cast("IdempotencyState", state)

@@ -73,6 +73,7 @@ class Call:
         ending: What the commit of the transaction that holds its effect writes.
         settled: That commit went through.
         completed: Of an outermost call: the recorded calls that ended inside it.
+        committed: A part of it became durable before its end.
         lost: The record is no longer ours; nothing of this call may be committed.
     """
 
@@ -84,6 +85,7 @@ class Call:
     ending: Ending | None = None
     settled: bool = False
     completed: list[Call] = field(default_factory=list)
+    committed: bool = False
     lost: bool = False
 
     @property
@@ -333,6 +335,7 @@ class _Fence:
             if call.lost or not self._store.mark_effects(claim, connection):
                 call.lost = True
                 raise LeaseLost(_LOST)
+            call.committed = True
 
     def _carry(self, connection: Connection, held: list[Call]) -> None:
         """Write the outcomes of the calls whose effect is being committed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import json
 import sys
@@ -33,11 +34,9 @@ def _clear_errors(command: F) -> F:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
-        except click.Abort:  # a RuntimeError, and click's own way to say no
-            raise
         except IdempotencyStoreUnavailable as error:
             raise click.ClickException(error.reason) from error
-        except (IdempotencyError, RuntimeError) as error:
+        except IdempotencyError as error:
             raise click.ClickException(str(error)) from error
 
     return wrapper  # type: ignore[return-value]
@@ -47,7 +46,7 @@ def _batch_options(command: F) -> F:
     for option in (
         click.option(
             "--batch-size",
-            type=click.IntRange(min=1),
+            type=click.IntRange(min=1, max=maintenance.MAX_BATCH_SIZE),
             default=maintenance.BATCH_SIZE,
             show_default=True,
             help="Records of one transaction.",
@@ -94,8 +93,8 @@ def expire(*, yes: bool, as_json: bool, dry_run: bool, batch_size: int) -> None:
     }
     _print_report(
         report,
-        "Expired {expired} of {due} due records; "
-        "{outcome_unknown} with an unknown outcome left alone.",
+        f"{'Would expire' if dry_run else 'Expired'} {due if dry_run else done} of "
+        "{due} due records; {outcome_unknown} with an unknown outcome left alone.",
         as_json=as_json,
     )
 
@@ -140,7 +139,8 @@ def purge(
         with _progress(due, "Purging") as bar:
             done = maintenance.purge(store, bar.update, batch_size=batch_size, **chosen)
     report = {"dry_run": dry_run, "due": due, "purged": done}
-    _print_report(report, "Purged {purged} of {due} due records.", as_json=as_json)
+    sentence = "Would purge {due} records." if dry_run else "Purged {purged} of {due}."
+    _print_report(report, sentence, as_json=as_json)
 
 
 @click.command()
@@ -178,7 +178,7 @@ def diagnose(*, request_hash: str | None, as_json: bool, **scope_parts: str) -> 
     for name, value in scope_parts.items():
         _checked(name, value)
     if not scope_parts["idempotency_key"]:
-        raise click.UsageError("'idempotency_key' is empty.")
+        raise click.UsageError("--idempotency-key is empty.")
     diagnosis = get_state().store.diagnose(Scope(**scope_parts), request_hash)
     report = _diagnosis_report(diagnosis)
     if as_json:
@@ -187,7 +187,7 @@ def diagnose(*, request_hash: str | None, as_json: bool, **scope_parts: str) -> 
     width = max(map(len, report))
     for name, value in report.items():
         if value is not None:
-            click.echo(f"{name:<{width}}  {value}".rstrip())
+            click.echo(f"{name:<{width}}  {_printable(str(value))}".rstrip())
 
 
 def _diagnosis_report(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -237,6 +237,11 @@ def _answer_report(verdict: Verdict, record: RecordView | None) -> dict[str, Any
     }
 
 
+def _printable(text: str) -> str:
+    """Keep a stored body from steering the terminal, or from faking a line."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
 def _instant(value: datetime | None) -> str | None:
     return value.isoformat() if value else None
 
@@ -249,7 +254,9 @@ def _checked(name: str, value: str | None) -> str | None:
 
 
 def _confirmed(question: str, *, yes: bool) -> bool:
-    return yes or click.confirm(question, err=True)
+    # click 8.1 sends a blank to stdout, which belongs to the report alone.
+    with contextlib.redirect_stdout(sys.stderr):
+        return yes or click.confirm(question, err=True)
 
 
 def _progress(length: int, label: str) -> Any:

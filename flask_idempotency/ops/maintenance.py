@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     Progress = Callable[[int], object]
 
 #: Records of one batch: long enough to be quick, short enough to hold no lock long.
-BATCH_SIZE = 1000
+BATCH_SIZE = 500
+#: Databases bound the parameters of a statement.
+MAX_BATCH_SIZE = 10_000
 
 
 def expire(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .dialects import dialect_for
 from .runner import Runner
 from .statements import Statements
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from flask_idempotency.lifecycle import Claim, Scope
 
     from .connections import Connections
+    from .dialects import Dialect
 
 
 class StoreBase:
@@ -23,15 +23,15 @@ class StoreBase:
 
     Args:
         table: The record's table.
-        dialect_name: SQLAlchemy's name of the database.
+        dialect: Speaks for the database.
         connections: Where statements run that are durable on their own.
         config: Defaults for the life of keys and leases.
     """
 
     def __init__(
-        self, table: Table, dialect_name: str, connections: Connections, config: Config
+        self, table: Table, dialect: Dialect, connections: Connections, config: Config
     ) -> None:
-        self.dialect = dialect_for(dialect_name)
+        self.dialect = dialect
         #: How a session finds the engine of the records.
         self.bind_arguments = {"clause": table}
         self._table = table

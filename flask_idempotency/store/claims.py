@@ -29,13 +29,9 @@ from .rows import record_of
 from .runner import LOCKED_TRIES, TRIES, RecordLocked, pause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sqlalchemy import Connection
 
-    from flask_idempotency.lifecycle import RecordView, Scope
-
-    IdBuilder = Callable[[Claim], str]
+    from flask_idempotency.lifecycle import IdBuilder, RecordView, Scope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,10 +198,11 @@ class Claims(StoreBase):
         """Lock one row if nobody holds it, move it, and return it as it is then."""
 
         def work(connection: Connection) -> RecordView | None:
-            row_id = connection.execute(lock, parameters).scalar()
-            if row_id is None:
+            found = connection.execute(lock, parameters).first()
+            if found is None:
                 return None
-            values = {**parameters, "b_id": row_id}
+            row_id = found.id
+            values = {**parameters, "b_id": row_id, "b_anew": bool(found.anew)}
             if connection.execute(update, values).rowcount != 1:
                 return None
             row = connection.execute(self._sql.look_by_id, {"b_id": row_id}).one()

@@ -8,23 +8,27 @@ commits never commits anything of the application.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
 
 from sqlalchemy import create_engine, event
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from sqlalchemy import Connection, Engine
     from sqlalchemy.orm import Session
 
 #: Longest wait for a connection of the store's pool.
 WAIT_SECONDS = 5.0
+
+
+_POOLS: WeakSet[OwnPool] = WeakSet()
 
 
 class Connections(Protocol):
@@ -48,23 +52,32 @@ class OwnPool:
         engine: The application's engine. Its pool's connect listeners (pragmas,
             ``search_path``, tokens) apply here too, since the pool is a copy of it.
         pool_size: Connections that may be in use at once.
-        on_connect: Statements for each new connection.
+        prepare: Called with each new driver connection.
     """
 
     autocommit = True
 
     def __init__(
-        self, engine: Engine, *, pool_size: int, on_connect: Sequence[str] = ()
+        self, engine: Engine, *, pool_size: int, prepare: Callable[[Any], None]
     ) -> None:
         self._source = engine
-        self._on_connect = on_connect
+        self._prepare = prepare
         # The copy of a pool may be smaller than `pool_size`. Slots bound the use of
         # any kind of pool, so that the wait is ours and never the pool's own timeout.
         if isinstance(engine.pool, QueuePool) and engine.pool.size():
             pool_size = min(pool_size, engine.pool.size())
-        self._slots = threading.BoundedSemaphore(pool_size)
-        self._lock = threading.Lock()
+        self._pool_size = pool_size
         self._copy: Engine | None = None
+        self.forget()
+        _POOLS.add(self)
+
+    def forget(self) -> None:
+        """Leave connections to the process that made them, after a fork."""
+        if self._copy is not None:
+            self._copy.dispose(close=False)
+        self._copy = None
+        self._lock = threading.Lock()
+        self._slots = threading.BoundedSemaphore(self._pool_size)
 
     @property
     def engine(self) -> Engine:
@@ -76,9 +89,14 @@ class OwnPool:
 
     def _make_copy(self) -> Engine:
         pool = self._source.pool.recreate()
-        copy = create_engine(self._source.url, pool=pool, isolation_level="AUTOCOMMIT")
-        for statement in self._on_connect:
-            event.listen(copy, "connect", partial(_execute, statement))
+        copy = create_engine(
+            self._source.url,
+            pool=pool,
+            isolation_level="AUTOCOMMIT",
+            # Parameters hold keys and answers, which belong in no log.
+            hide_parameters=True,
+        )
+        event.listen(copy, "connect", lambda raw, _record: self._prepare(raw))
         options = dict(self._source.get_execution_options())
         options.pop("isolation_level", None)
         return copy.execution_options(**options)
@@ -124,7 +142,12 @@ class SharedConnection:
     def connect(self) -> Iterator[Connection]:
         """Lend the session's connection and commit, unless a unit of work is open."""
         session = self._session()
-        yield session.connection()
+        try:
+            yield session.connection()
+        except BaseException:
+            if not self._in_unit():
+                session.rollback()
+            raise
         if not self._in_unit():
             session.commit()
 
@@ -132,12 +155,15 @@ class SharedConnection:
         """Do nothing: the connection is the session's."""
 
 
-def _execute(statement: str, connection: Any, _record: Any) -> None:
-    cursor = connection.cursor()
-    cursor.execute(statement)
-    cursor.close()
-
-
 def shares_one_connection(engine: Engine) -> bool:
     """Tell whether a pool of its own would see another database (SQLite in memory)."""
     return isinstance(engine.pool, (StaticPool, SingletonThreadPool))
+
+
+def _forget_all() -> None:
+    for pool in _POOLS:
+        pool.forget()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_forget_all)

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from flask_idempotency.exceptions import IdempotencyConfigError
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Connection
+    from sqlalchemy import ColumnElement, Connection, Engine
     from sqlalchemy.exc import IntegrityError
 
 # The first word of statements that change nothing which a re-run could double.
@@ -33,8 +33,8 @@ class Dialect:
 
     #: Statements that open a short transaction on an autocommitting connection.
     begin: ClassVar[tuple[str, ...]]
-    #: Statements for each connection of the store's own pool.
-    on_connect: ClassVar[tuple[str, ...]] = ()
+    #: Drivers that are tested.
+    drivers: ClassVar[frozenset[str]]
     #: Error codes of a wait for a lock that was cut short.
     locked: ClassVar[frozenset[object]] = frozenset()
     #: Error codes after which the same statement may succeed.
@@ -45,6 +45,9 @@ class Dialect:
     def bind_text(self, value: str) -> str | bytes:
         """Return a text as the byte-exact columns of this database take it."""
         return value
+
+    def prepare(self, connection: Any) -> None:
+        """Set up a driver connection of the store's own pool."""
 
     def may_write(self, statement: str) -> bool:
         """Tell whether a statement may change data; in doubt it does."""
@@ -120,7 +123,9 @@ class Dialect:
 class PostgreSQL(Dialect):
     """PostgreSQL through psycopg 3."""
 
+    # READ COMMITTED, so that a row is seen as it is when its lock was got.
     begin = ("BEGIN ISOLATION LEVEL READ COMMITTED",)
+    drivers = frozenset({"psycopg"})
     transient = frozenset({"40001", "40P01"})
     locked = frozenset({"55P03"})
     schema = frozenset({"42P01", "42703", "3F000"})
@@ -300,8 +305,7 @@ class MySQL(Dialect):
         "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
         "START TRANSACTION",
     )
-    # 0 would be shorter, but breaks the COMMIT after a SKIP LOCKED on MariaDB (1180).
-    on_connect = ("SET SESSION innodb_lock_wait_timeout = 1",)
+    drivers = frozenset({"pymysql"})
     # Deadlock, changed since the snapshot.
     transient = frozenset({1213, 1020})
     locked = frozenset({1205})
@@ -311,6 +315,11 @@ class MySQL(Dialect):
 
     def __init__(self) -> None:
         self._snapshot_isolation: bool | None = None
+
+    def prepare(self, connection: Any) -> None:
+        with connection.cursor() as cursor:
+            # 0 would be shorter, but on MariaDB breaks a COMMIT after SKIP LOCKED.
+            cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
 
     def may_write(self, statement: str) -> bool:
         if super().may_write(statement):
@@ -366,9 +375,16 @@ class SQLite(Dialect):
     """SQLite through the standard library's driver."""
 
     begin = ("BEGIN IMMEDIATE",)
+    drivers = frozenset({"pysqlite"})
     # The text form in which SQLAlchemy keeps a DateTime, so that texts compare as
     # instants; SQLite's clock has milliseconds.
     _FORMAT = "%Y-%m-%d %H:%M:%f000"
+
+    def prepare(self, connection: Any) -> None:
+        # From Python 3.12 on an application may choose the driver's new mode, in
+        # which SQLAlchemy's AUTOCOMMIT has no effect.
+        if getattr(connection, "autocommit", None) is False:
+            connection.autocommit = True
 
     def now(self) -> ColumnElement[Any]:
         return func.strftime(self._FORMAT, "now")
@@ -414,16 +430,24 @@ _DIALECTS: dict[str, type[Dialect]] = {
 }
 
 
-def dialect_for(name: str) -> Dialect:
+def dialect_for(engine: Engine) -> Dialect:
     """
-    Return the dialect of a database by SQLAlchemy's name for it.
+    Return the dialect of an engine's database.
 
     Raises:
-        IdempotencyConfigError: If the database is not supported.
+        IdempotencyConfigError: If the database or its driver is not supported.
     """
+    name, driver = engine.dialect.name, engine.dialect.driver
     if name not in _DIALECTS:
-        known = ", ".join(_DIALECTS)
         raise IdempotencyConfigError(
-            f"The database '{name}' is not supported; records can be kept in {known}."
+            f"The database '{name}' is not supported; records can be kept in "
+            f"{', '.join(_DIALECTS)}."
         )
-    return _DIALECTS[name]()
+    dialect = _DIALECTS[name]()
+    if driver not in dialect.drivers:
+        known = " or ".join(f"'{name}+{known}://'" for known in sorted(dialect.drivers))
+        raise IdempotencyConfigError(
+            f"The driver '{driver}' is not supported; let the database URL start with "
+            f"{known}."
+        )
+    return dialect

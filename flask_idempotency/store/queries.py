@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flask_idempotency.explain import explain
 from flask_idempotency.lifecycle import Diagnosis, Status, Verdict, decide
 
 from .base import StoreBase
-from .explain import explain
 from .rows import record_of
 
 if TYPE_CHECKING:

@@ -69,7 +69,9 @@ class Runner:
                 raise IdempotencyStoreUnavailable(str(error)) from error
             except DBAPIError as error:
                 if self._is_final(error, attempt) or time.monotonic() > deadline:
-                    raise self._translated(error) from error
+                    if translated := self._translated(error):
+                        raise translated from error
+                    raise
             pause(attempt)
 
     def run_locked(
@@ -91,7 +93,7 @@ class Runner:
             connection.exec_driver_sql(statement)
         try:
             yield
-        except BaseException:
+        except BaseException:  # raised again, after the locks are gone
             if not connection.invalidated:
                 connection.exec_driver_sql("ROLLBACK")
             raise
@@ -102,7 +104,7 @@ class Runner:
             return attempt == LOCKED_TRIES
         return attempt == TRIES or not self._dialect.is_transient(error)
 
-    def _translated(self, error: DBAPIError) -> Exception:
+    def _translated(self, error: DBAPIError) -> IdempotencyStoreUnavailable | None:
         if self._dialect.is_locked(error):
             return RecordLocked("Another transaction holds a lock on the record.")
         if self._dialect.is_schema_error(error):
@@ -115,7 +117,7 @@ class Runner:
             return IdempotencyStoreUnavailable(
                 f"The database could not answer: {first_line}"
             )
-        return error
+        return None
 
 
 def pause(attempt: int) -> None:

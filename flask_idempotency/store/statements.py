@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
+    Boolean,
     ColumnElement,
     Float,
     and_,
@@ -220,7 +221,18 @@ class Statements:
     def _lock(
         self, *conditions: ColumnElement[bool], batch: bool = False
     ) -> Select[Any]:
-        query = select(self._table.c.id).where(*conditions)
+        """
+        Build a locking SELECT of ids that nobody else has locked.
+
+        With each id comes whether the record starts a new operation when taken.
+        ``key_share``: rows of the application may refer to the record.
+        """
+        columns = self._table.c
+        anew = or_(
+            columns.expires_at <= self._dialect.now(),
+            columns.status == Status.EXPIRED.value,
+        )
+        query = select(columns.id, anew.label("anew")).where(*conditions)
         if batch:
             query = query.limit(bindparam("b_limit"))
         return query.with_for_update(skip_locked=True, key_share=True)
@@ -279,10 +291,8 @@ class Statements:
 
     def _take_over(self, takeable: ColumnElement[bool]) -> Update:
         columns = self._table.c
-        gone = or_(
-            columns.expires_at <= self._dialect.now(),
-            columns.status == Status.EXPIRED.value,
-        )
+        # Decided once, with the lock, so that no row is half old and half new.
+        gone = bindparam("b_anew", type_=Boolean()) == true()
 
         def anew(fresh: Any, name: str) -> ColumnElement[Any]:
             """Give a column a new value only where a new operation starts."""
@@ -291,8 +301,8 @@ class Statements:
         return (
             update(self._table)
             .where(columns.id == self._bind("id"), takeable)
-            # In this order: MySQL and MariaDB compute each assignment from the row
-            # as the earlier ones left it, so what `gone` reads comes last.
+            # In this order: MySQL and MariaDB compute each assignment from the row as
+            # the earlier ones left it.
             .ordered_values(
                 (
                     columns.operation_id,

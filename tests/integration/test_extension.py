@@ -498,12 +498,20 @@ def test_record_on_another_bind_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_unknown_database_is_refused() -> None:
-    """A database without support is named, with those that have it."""
-    with pytest.raises(
-        IdempotencyConfigError, match=r"'oracle' is not supported.*mysql"
-    ):
-        dialect_for("oracle")
+@pytest.mark.parametrize(
+    ("name", "driver", "text"),
+    [
+        ("oracle", "oracledb", r"'oracle' is not supported.*mysql"),
+        ("postgresql", "psycopg2", r"'psycopg2'.*postgresql\+psycopg://"),
+    ],
+)
+def test_untested_database_or_driver_is_refused(
+    name: str, driver: str, text: str
+) -> None:
+    """What is not tested is named, with what to use."""
+    engine: Any = SimpleNamespace(dialect=SimpleNamespace(name=name, driver=driver))
+    with pytest.raises(IdempotencyConfigError, match=text):
+        dialect_for(engine)
 
 
 def test_blueprint_routes(quick: Shop) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flask_idempotency.config import Config
 from flask_idempotency.request import request_hash
 from tests.shop import Shop
 
@@ -145,5 +146,7 @@ def _post_in_process(name: str) -> int:
 def leave_claimed(shop: Shop, key: str) -> None:
     """Leave a record whose owner vanished and whose lease lapsed."""
     with shop.app.test_request_context("/accounts", method="POST", json={"name": key}):
-        shop.idempotency.store.claim(shop.scope(key), request_hash("POST /accounts"))
+        shop.idempotency.store.claim(
+            shop.scope(key), request_hash("POST /accounts", Config())
+        )
     shop.lapse(key)

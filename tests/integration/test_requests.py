@@ -9,6 +9,7 @@ from flask import abort
 from sqlalchemy.exc import IntegrityError
 
 from flask_idempotency import idempotent
+from flask_idempotency.config import Config
 from flask_idempotency.exceptions import LeaseLost
 from flask_idempotency.request import request_hash
 from tests.shop import elsewhere
@@ -461,7 +462,7 @@ def claim_and_vanish(shop: Shop, *, view_committed: bool = False) -> None:
         "/accounts", method="POST", json={"name": "first"}
     ):
         decision = shop.idempotency.store.claim(
-            shop.scope(), request_hash("POST /accounts")
+            shop.scope(), request_hash("POST /accounts", Config())
         )
     assert decision.claim is not None
     if view_committed:

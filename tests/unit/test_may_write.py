@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flask_idempotency.store.dialects import may_write
+from flask_idempotency.store.dialects import PostgreSQL
+
+may_write = PostgreSQL().may_write
 
 READS = [
     "SELECT 1",

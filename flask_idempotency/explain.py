@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flask_idempotency.lifecycle import Verdict
+from .lifecycle import Verdict
 
 if TYPE_CHECKING:
-    from flask_idempotency.lifecycle import RecordView
+    from .lifecycle import RecordView
 
 _SENTENCES = {
-    Verdict.MISSING: "No record: the request runs.",
+    Verdict.MISSING: (
+        "No record of exactly this tenant, user, route and key: the request runs."
+    ),
     Verdict.REPLAYABLE: (
         "The operation succeeded; a duplicate gets its stored answer ({code})."
     ),
@@ -21,12 +23,12 @@ _SENTENCES = {
         "Attempt {attempts} is running; its lease lasts {left:.1f} s more."
     ),
     Verdict.LEASE_LAPSED: (
-        "Attempt {attempts} stopped without an outcome and committed nothing; the next "
+        "The lease of attempt {attempts} lapsed and nothing was committed; the next "
         "request runs it again."
     ),
     Verdict.OUTCOME_UNKNOWN: (
-        "Attempt {attempts} stopped without an outcome after it had committed a part; "
-        "it is never run again by itself."
+        "The lease of attempt {attempts} lapsed after it had committed a part; it is "
+        "never run again by itself."
     ),
     Verdict.FAILED_RETRY_REQUIRES_OPT_IN: (
         "The operation failed ({failure}) and nothing of it was committed; a duplicate "
