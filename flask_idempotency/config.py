@@ -186,7 +186,7 @@ class Config:
         return cls(**values)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class RouteOptions:
     """
     What ``@idempotent(...)`` was given; ``None`` is "as the application says".

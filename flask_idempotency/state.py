@@ -64,7 +64,7 @@ class IdempotencyState:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _guard: IdempotencyMutationGuard | None = None
     _store: IdempotencyStore | None = None
-    _routes: dict[RouteOptions, RouteOptions] = field(default_factory=dict)
+    _routes: dict[int, tuple[RouteOptions, RouteOptions]] = field(default_factory=dict)
 
     @property
     def store(self) -> IdempotencyStore:
@@ -80,9 +80,11 @@ class IdempotencyState:
 
     def options(self, declared: RouteOptions) -> RouteOptions:
         """Return a declaration with the application's settings filled in."""
-        if declared not in self._routes:
-            self._routes[declared] = declared.under(self.config)
-        return self._routes[declared]
+        known = self._routes.get(id(declared))
+        if known is None:
+            # With the declaration itself, so that its id is not used again.
+            known = self._routes[id(declared)] = declared, declared.under(self.config)
+        return known[1]
 
     def session(self) -> Session:
         """Return the session of the current context."""

@@ -74,7 +74,7 @@ class Shop:
         self.app.add_url_rule(
             "/accounts",
             endpoint="accounts",
-            view_func=idempotent(required=True, **options)(function),
+            view_func=idempotent(**{"required": True, **options})(function),
             methods=["POST"],
         )
 

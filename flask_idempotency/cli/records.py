@@ -139,7 +139,11 @@ def purge(
         with _progress(due, "Purging") as bar:
             done = maintenance.purge(store, bar.update, batch_size=batch_size, **chosen)
     report = {"dry_run": dry_run, "due": due, "purged": done}
-    sentence = "Would purge {due} records." if dry_run else "Purged {purged} of {due}."
+    sentence = (
+        "Would purge {due} records."
+        if dry_run
+        else "Purged {purged} of {due} due records."
+    )
     _print_report(report, sentence, as_json=as_json)
 
 

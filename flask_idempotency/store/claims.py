@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from flask_idempotency.keys import new_id
 from flask_idempotency.lifecycle import (
@@ -99,6 +99,11 @@ class Claims(StoreBase):
             return self._negotiate(trial)
         except RecordLocked:
             return Decision(outcome=Verdict.IN_PROGRESS)
+        except DBAPIError as error:
+            # In a transaction to join: a rival was first, and the transaction is over.
+            if connection is not None and self.dialect.is_transient(error):
+                return Decision(outcome=Verdict.IN_PROGRESS)
+            raise
 
     def _negotiate(self, trial: _Try) -> Decision:
         record, locked = None, 0

@@ -82,7 +82,8 @@ class Dialect:
 
     def is_transient(self, error: DBAPIError) -> bool:
         """Tell whether the same short statement may be sent again."""
-        return error.connection_invalidated or self.code(error) in self.transient
+        lost = error.connection_invalidated
+        return lost or self.code(error) in self.transient or self.is_locked(error)
 
     def ends_transaction(self, error: Exception) -> bool:
         """Tell whether the server has answered an error by rolling everything back."""
@@ -351,15 +352,8 @@ class MySQL(Dialect):
         return isinstance(error, DBAPIError) and self.code(error) == self._DEADLOCK
 
     def is_duplicate(self, error: IntegrityError, constraint: str, table: str) -> bool:
-        # "Duplicate entry '…' for key 'name'": the entry is the client's text, so
-        # only the end of the message is looked at.
-        message = str(error.orig.args[-1]) if error.orig else ""
-        key = re.search(r"for key '(?:[^'.]*\.)?([^'.]*)'$", message)
-        return (
-            self.code(error) == self._DUPLICATE
-            and key is not None
-            and key[1] == constraint
-        )
+        # The words depend on the server's language, the constraint's name does not.
+        return self.code(error) == self._DUPLICATE and constraint in str(error.orig)
 
     def hides_claims(self, connection: Connection) -> bool:
         # With snapshot isolation (the default from MariaDB 11.8) an UPDATE of a row

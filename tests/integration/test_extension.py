@@ -192,7 +192,9 @@ def test_application_without_the_extension_is_told() -> None:
     """A guarded view of an application that was not set up says what was forgotten."""
     app = bare_app(TESTING=True)
     app.post("/x")(idempotent(lambda: "x"))
-    with pytest.raises(RuntimeError, match="Did you forget to call 'init_app'"):
+    with pytest.raises(
+        IdempotencyConfigError, match="Did you forget to call 'init_app'"
+    ):
         post(app)
 
 
@@ -201,7 +203,9 @@ def test_attribute_without_set_up_is_an_error(name: str) -> None:
     """An extension that no application knows says what was forgotten."""
     with (
         bare_app().app_context(),
-        pytest.raises(RuntimeError, match="Did you forget to call 'init_app'"),
+        pytest.raises(
+            IdempotencyConfigError, match="Did you forget to call 'init_app'"
+        ),
     ):
         getattr(Idempotency(), name)
 

@@ -245,7 +245,7 @@ BAD_OPTIONS: dict[str, tuple[list[Any], str]] = {
     "anonymous": ([0, 1, "yes"], "True or False"),
     "retry_failed": ([None, 0, 1, "yes"], "True or False"),
     "claim": ([None, 0, 1, "no"], "True or False"),
-    "key": (["id", 1, b"k", True], "a callable without arguments"),
+    "key": (["id", 1, b"k", True], "a plain callable without arguments"),
     "ttl": (
         [v for v in [*NO_DURATION, 0, 0.0, 0.5, timedelta(0)] if v is not None],
         "a duration of 1 s or more, in seconds or as timedelta",

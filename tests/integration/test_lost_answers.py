@@ -1,0 +1,118 @@
+"""The database did it, but its answer never arrived."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import text
+
+from tests.shop import elsewhere
+
+if TYPE_CHECKING:
+    from tests.shop import Shop
+
+
+@pytest.fixture
+def server_shop(shop: Shop) -> Shop:
+    """Give a shop on a database that is reached by a connection."""
+    if shop.database.name == "sqlite":
+        pytest.skip("SQLite answers in the process")
+    return shop
+
+
+def cut(shop: Shop, dialect: Any, raw: Any) -> None:
+    """Break a connection as a network does, and say so as the driver would."""
+    if shop.database.name == "postgresql":
+        raw.close()
+        raise dialect.dbapi.OperationalError("the connection is lost")
+    raw.driver_connection._force_close()
+    raise dialect.dbapi.OperationalError(2013, "Lost connection to server")
+
+
+def cut_at_commit(shop: Shop, *, committed: bool) -> None:
+    """Lose the answer of the session's next COMMIT, which went through or not."""
+    with shop.app.app_context():
+        dialect: Any = shop.db.engine.dialect
+    original = dialect.do_commit
+
+    def do_commit(raw: Any) -> None:
+        dialect.do_commit = original
+        if committed:
+            original(raw)
+        cut(shop, dialect, raw)
+
+    dialect.do_commit = do_commit
+
+
+def test_commit_that_went_through_is_answered_as_such(server_shop: Shop) -> None:
+    """The record settles it: the client gets the answer, and duplicates the same."""
+    shop = server_shop
+    shop.creating_view()
+    cut_at_commit(shop, committed=True)
+    answers = [shop.post() for _ in range(2)]
+    assert [a.status_code for a in answers] == [201, 201]
+    assert answers[0].data == answers[1].data
+    assert (shop.accounts(), shop.runs) == (["first"], ["first"])
+
+
+def test_commit_that_did_not_go_through_is_a_failure(server_shop: Shop) -> None:
+    """When the record says that nothing was committed, the call failed."""
+    shop = server_shop
+    shop.creating_view(retry_failed=True)
+    cut_at_commit(shop, committed=False)
+    assert [shop.post().status_code for _ in range(2)] == [500, 201]
+    assert shop.accounts() == ["first"]
+
+
+def test_unsettled_commit_writes_nothing(server_shop: Shop) -> None:
+    """While somebody holds the record, the outcome is left open: 503, and the lease."""
+    shop = server_shop
+    holder = []
+
+    def view() -> tuple[dict[str, Any], int]:
+        cut_at_commit(shop, committed=False)
+        connection = elsewhere(hold_record)
+        holder.append(connection)
+        return shop.create()
+
+    def hold_record() -> Any:
+        with shop.app.app_context():
+            connection = shop.db.engine.connect()
+            connection.execute(
+                text("SELECT id FROM idempotency_record FOR UPDATE")
+            ).all()
+            return connection
+
+    shop.view(view)
+    with shop.app.app_context():
+        response = shop.post()
+        holder[0].rollback()
+        holder[0].close()
+    assert response.status_code == 503
+    assert shop.status() == "processing"
+    assert shop.accounts() == []
+
+
+def test_claim_whose_answer_was_lost_is_ours(server_shop: Shop) -> None:
+    """A claim that was inserted without an answer is found again by its token."""
+    shop = server_shop
+    shop.creating_view()
+    with shop.app.app_context():
+        engine = shop.idempotency.store._connections.engine  # type: ignore[attr-defined]
+    lost: list[bool] = []
+
+    original = engine.dialect.do_execute
+
+    def do_execute(cursor: Any, statement: str, *rest: Any) -> None:
+        original(cursor, statement, *rest)
+        if "INSERT INTO" in statement and not lost:
+            lost.append(True)
+            cut(shop, engine.dialect, cursor.connection)
+
+    engine.dialect.do_execute = do_execute
+    assert shop.post().status_code == 201
+    assert lost == [True]
+    record = shop.record()
+    assert record is not None
+    assert (record.attempts, shop.accounts()) == (1, ["first"])
