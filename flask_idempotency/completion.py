@@ -166,20 +166,21 @@ class Completion:
             IdempotencyStoreUnavailable: If that cannot be told. Then nothing is
                 written, and the lease decides.
         """
-        if call.settled:
-            log.error("A listener raised after the commit.", exc_info=error)
-            return True
         lost_answer = getattr(error, "connection_invalidated", False)
-        if not lost_answer or call.claim is None:
+        if call.claim is None or not (call.settled or lost_answer):
             return False
+        call.settled = False
         status = self._store.settle(call.claim)
         if status is None:
             call.abandon()
             raise IdempotencyStoreUnavailable(
                 "The connection broke during COMMIT and its outcome is not known yet."
             ) from error
-        call.settled = status is not Status.PROCESSING
-        return call.settled
+        if status is Status.PROCESSING:
+            return False
+        log.error("The commit went through, but raised.", exc_info=error)
+        call.settled = True
+        return True
 
     def _conduct_inside(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R]:
         """Run an inner call in a savepoint; the outermost call's commit completes it."""

@@ -9,6 +9,7 @@ transaction is rolled back. So an owner whose record was taken over commits noth
 from __future__ import annotations
 
 import logging
+import re
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEDGER = "flask_idempotency"
+_SAVEPOINT = re.compile(
+    r"\s*(SAVEPOINT|RELEASE|ROLLBACK)\s+(?:TO\s+)?(?:SAVEPOINT\s+)?[`\"]?(\w+)",
+    re.IGNORECASE,
+)
 _LOST = (
     "The record of this call was taken over or removed while it ran, so its "
     "transaction was rolled back. The lease was too short, or the process stood still."
@@ -121,13 +126,24 @@ class _Ledger:
     """
 
     wrote: bool = False
-    savepoints: list[str | None] = field(default_factory=list)
+    savepoints: list[str] = field(default_factory=list)
     held: list[tuple[int, Call]] = field(default_factory=list)
 
-    def release_to(self, depth: int) -> None:
-        """Make what was done since a savepoint part of what is around it."""
-        del self.savepoints[depth:]
-        self.held = [(min(depth, at), call) for at, call in self.held]
+    def follow(self, statement: str) -> None:
+        """Keep book of savepoints; the engine's events do not tell their names."""
+        found = _SAVEPOINT.match(statement)
+        if found is None:
+            return
+        verb, name = found[1].upper(), found[2]
+        if verb == "SAVEPOINT":
+            self.savepoints.append(name)
+        elif name in self.savepoints:
+            depth = self.savepoints.index(name)
+            if verb == "ROLLBACK":
+                self.undo_after(depth)
+            else:
+                del self.savepoints[depth:]
+                self.held = [(min(depth, at), call) for at, call in self.held]
 
     def undo(self) -> None:
         """Drop what the whole transaction did."""
@@ -223,8 +239,6 @@ def attach_fence(engine: Engine, store: IdempotencyStore) -> None:
         "begin_twophase",
         "before_cursor_execute",
         "savepoint",
-        "release_savepoint",
-        "rollback_savepoint",
         "rollback",
         "rollback_twophase",
         "commit",
@@ -260,25 +274,16 @@ class _Fence:
             return
         dialect = self._store.dialect
         ledger.wrote = ledger.wrote or dialect.may_write(statement)
-        if current_call.get() is not None and dialect.commits(statement):
+        if current_call.get() is None:
+            return
+        ledger.follow(statement)
+        if dialect.commits(statement):
             self.commit(connection)
             connection.info[_LEDGER] = _Ledger(wrote=True)
 
-    def savepoint(self, connection: Connection, name: str | None) -> None:
+    def savepoint(self, connection: Connection, _name: str | None) -> None:
         if current_call.get() is not None:
             self._store.dialect.begin_before_savepoint(connection)
-        if ledger := connection.info.get(_LEDGER):
-            ledger.savepoints.append(name)
-
-    def release_savepoint(self, connection: Connection, name: str, _: Any) -> None:
-        ledger = connection.info.get(_LEDGER)
-        if ledger and name in ledger.savepoints:
-            ledger.release_to(ledger.savepoints.index(name))
-
-    def rollback_savepoint(self, connection: Connection, name: str, _: Any) -> None:
-        ledger = connection.info.get(_LEDGER)
-        if ledger and name in ledger.savepoints:
-            ledger.undo_after(ledger.savepoints.index(name))
 
     def rollback(self, connection: Connection) -> None:
         if ledger := connection.info.get(_LEDGER):

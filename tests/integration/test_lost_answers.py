@@ -10,6 +10,8 @@ from sqlalchemy import text
 from tests.shop import elsewhere
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.shop import Shop
 
 
@@ -23,14 +25,17 @@ def server_shop(shop: Shop) -> Shop:
 
 def cut(shop: Shop, dialect: Any, raw: Any) -> None:
     """Break a connection as a network does, and say so as the driver would."""
+    driver = getattr(raw, "driver_connection", raw)
     if shop.database.name == "postgresql":
-        raw.close()
+        driver.close()
         raise dialect.dbapi.OperationalError("the connection is lost")
-    raw.driver_connection._force_close()
+    driver._force_close()
     raise dialect.dbapi.OperationalError(2013, "Lost connection to server")
 
 
-def cut_at_commit(shop: Shop, *, committed: bool) -> None:
+def cut_at_commit(
+    shop: Shop, *, committed: bool, then: Callable[[], object] = list
+) -> None:
     """Lose the answer of the session's next COMMIT, which went through or not."""
     with shop.app.app_context():
         dialect: Any = shop.db.engine.dialect
@@ -40,7 +45,10 @@ def cut_at_commit(shop: Shop, *, committed: bool) -> None:
         dialect.do_commit = original
         if committed:
             original(raw)
-        cut(shop, dialect, raw)
+        try:
+            cut(shop, dialect, raw)
+        finally:
+            elsewhere(then)
 
     dialect.do_commit = do_commit
 
@@ -68,30 +76,16 @@ def test_commit_that_did_not_go_through_is_a_failure(server_shop: Shop) -> None:
 def test_unsettled_commit_writes_nothing(server_shop: Shop) -> None:
     """While somebody holds the record, the outcome is left open: 503, and the lease."""
     shop = server_shop
-    holder = []
-
-    def view() -> tuple[dict[str, Any], int]:
-        cut_at_commit(shop, committed=False)
-        connection = elsewhere(hold_record)
-        holder.append(connection)
-        return shop.create()
-
-    def hold_record() -> Any:
-        with shop.app.app_context():
-            connection = shop.db.engine.connect()
-            connection.execute(
-                text("SELECT id FROM idempotency_record FOR UPDATE")
-            ).all()
-            return connection
-
-    shop.view(view)
+    shop.creating_view()
     with shop.app.app_context():
-        response = shop.post()
-        holder[0].rollback()
-        holder[0].close()
+        holder = shop.db.engine.connect()
+    lock = text("SELECT id FROM idempotency_record FOR UPDATE")
+    cut_at_commit(shop, committed=False, then=lambda: holder.execute(lock).all())
+    response = shop.post()
+    holder.rollback()
+    holder.close()
     assert response.status_code == 503
-    assert shop.status() == "processing"
-    assert shop.accounts() == []
+    assert (shop.status(), shop.accounts()) == ("processing", [])
 
 
 def test_claim_whose_answer_was_lost_is_ours(server_shop: Shop) -> None:
