@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import uuid
 from datetime import datetime, timedelta, timezone
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import TYPE_CHECKING, Any
 
+import click
 import pytest
 from flask import Flask, request
-from flask.cli import FlaskGroup
+from flask.cli import FlaskGroup, ScriptInfo
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.pool import NullPool
@@ -447,12 +449,19 @@ def test_prompt(shop: Shop, command: str, typed: str, remaining: int) -> None:
 
 @on_sqlite
 @every_command
-def test_no_answer_to_the_prompt_changes_nothing(shop: Shop, command: str) -> None:
-    """A job without a terminal that forgot --yes fails, and says so."""
+def test_no_answer_to_the_prompt_changes_nothing(
+    shop: Shop,
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A job without a terminal that forgot --yes is aborted."""
     due(shop, command)
-    result = run(shop.app, command, typed="")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "Aborted" in result.stderr
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    info = ScriptInfo(create_app=lambda: shop.app)
+    with pytest.raises(click.Abort):
+        group.main([command], standalone_mode=False, obj=info)
+    assert capsys.readouterr().out == ""
     assert left(shop, command) == 3
 
 

@@ -458,3 +458,26 @@ def test_current_call_without_a_key(service: Shop) -> None:
 
     assert run(service, handler, scope=None).value == [False, 2]
     assert run(service, handler).value == [True, 1]
+
+
+def test_current_call_says_what_it_is_about(service: Shop) -> None:
+    """A handler sees scope, hash and attempt; a replay carries its marker."""
+    seen: list[Any] = []
+
+    def handler() -> None:
+        now = current_idempotency
+        seen.append((now.scope, now.request_hash, now.attempt))
+
+    results = [run(service, handler) for _ in range(2)]
+    assert seen == [(scope(), HASH, 1)]
+    assert [r.headers for r in results] == [{}, {"Idempotent-Replayed": "true"}]
+
+
+def test_reserved_route_of_a_service_is_refused(shop: Shop) -> None:
+    """Routes of tasks and events belong to the library."""
+    headers = {"X-User": "u", "Idempotency-Key": "k"}
+    with (
+        shop.app.test_request_context(headers=headers),
+        pytest.raises(IdempotencyConfigError, match="reserved"),
+    ):
+        shop.idempotency.scope("task:x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.pool import NullPool
 
+from flask_idempotency import IdempotencyConfigError
 from tests.databases import Database
 from tests.shop import Shop
 
@@ -38,7 +40,7 @@ def test_many_requests_share_one_connection(make_shop: Callable[..., Shop]) -> N
     """Parallel requests over a pool of one are all answered."""
     shop = make_shop(SQLALCHEMY_ENGINE_OPTIONS=SINGLE)
     shop.creating_view()
-    barrier = threading.Barrier(10)
+    barrier = threading.Barrier(10, timeout=30)
 
     def post(number: int) -> int:
         barrier.wait()
@@ -93,18 +95,68 @@ def test_listeners_of_the_application_pool_apply_to_the_store(
 ) -> None:
     """What an application sets on each connection is set on the store's, too."""
     seen: list[Any] = []
-
-    class Listening(Shop):
-        """Sets a listener before the store exists."""
-
     shop = make_shop()
     with shop.app.app_context():
         event.listen(shop.db.engine, "connect", lambda *_: seen.append(1))
-        state = shop.app.extensions["idempotency"]
-        state._guard = state._store = None
-        shop.db.engine.dispose()
         assert shop.idempotency.store.look(shop.scope()) is None
-    assert seen
+    assert seen == [1]
+
+
+def test_execution_options_of_the_engine_apply_to_the_store(
+    make_shop: Callable[..., Shop],
+) -> None:
+    """A translated schema is translated for claims, too."""
+    options = {"schema_translate_map": {"nowhere": None}}
+    shop = make_shop(SQLALCHEMY_ENGINE_OPTIONS={"execution_options": options})
+    with shop.app.app_context():
+        engine = shop.idempotency.store._connections.engine  # type: ignore[attr-defined]
+    assert engine.get_execution_options()["schema_translate_map"] == {"nowhere": None}
+
+
+def test_engine_in_autocommit_is_refused(make_shop: Callable[..., Shop]) -> None:
+    """Where nothing can be rolled back, nothing is promised."""
+    with pytest.raises(IdempotencyConfigError, match="AUTOCOMMIT"):
+        make_shop(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": "AUTOCOMMIT"})
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+# The child runs a request and ends; nothing waits for the parent's threads.
+@pytest.mark.filterwarnings("ignore:This process .*multi-threaded:DeprecationWarning")
+def test_forked_children_make_connections_of_their_own(shop: Shop) -> None:
+    """A pre-fork server whose parent has claimed before works in every child."""
+    shop.creating_view()
+    assert shop.post("parent", key="parent").status_code == 201
+    children = [_fork(shop, f"child-{number}") for number in range(3)]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    assert codes == [0, 0, 0]
+    assert shop.post("again", key="again").status_code == 201
+    assert len(shop.accounts()) == 5
+
+
+def _fork(shop: Shop, name: str) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with shop.app.app_context():
+                shop.db.engine.dispose(close=False)  # as SQLAlchemy asks for
+            os._exit(0 if shop.post(name, key=name).status_code == 201 else 1)
+        finally:
+            os._exit(2)
+    return pid
+
+
+def test_errors_of_the_store_hold_no_key(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the database says about a claim reaches the logs without its values."""
+    shop.creating_view()
+    with shop.app.app_context(), shop.db.engine.begin() as connection:
+        shop.idempotency.Record.__table__.drop(connection)
+        connection.execute(text("CREATE TABLE idempotency_record (id CHAR(32))"))
+    with caplog.at_level("DEBUG"):
+        assert shop.post(key="SECRET-KEY").status_code == 503
+    errors = [r.getMessage() + str(r.exc_text or "") for r in caplog.records]
+    assert "SECRET-KEY" not in "".join(errors)
 
 
 @pytest.fixture

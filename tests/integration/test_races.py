@@ -23,7 +23,7 @@ RIVALS, ROUNDS = 20, 50
 
 def together(function: Callable[[], int], rivals: int) -> list[int]:
     """Call `function` in threads that start at the same moment."""
-    barrier = threading.Barrier(rivals)
+    barrier = threading.Barrier(rivals, timeout=30)
 
     def run(_number: int) -> int:
         barrier.wait()
@@ -93,7 +93,7 @@ def test_a_lapsed_lease_is_taken_over_once(shop: Shop) -> None:
 def test_takeover_against_a_waking_owner(shop: Shop) -> None:
     """When owner and successor finish at once, exactly one of them commits."""
     shop.app.config["PROPAGATE_EXCEPTIONS"] = False
-    barrier = threading.Barrier(2)
+    barrier = threading.Barrier(2, timeout=30)
     ready = threading.Event()
 
     def view() -> tuple[dict[str, Any], int]:
@@ -108,7 +108,7 @@ def test_takeover_against_a_waking_owner(shop: Shop) -> None:
         with ThreadPoolExecutor(2) as pool:
             key = f"k{number}"
             owner = pool.submit(lambda key=key: shop.post(key, key=key))  # type: ignore[misc]
-            ready.wait()
+            ready.wait(30)
             shop.lapse(key)
             rival = pool.submit(
                 lambda key=key: (barrier.wait(), shop.post(key, key=key))[1]  # type: ignore[misc]
@@ -123,7 +123,9 @@ def test_processes_share_a_key(
     """Requests in processes of their own are one effect, too."""
     shop = make_shop()
     context = multiprocessing.get_context("spawn")
-    with context.Pool(4, _serve_in_process, (database, context.Barrier(4))) as pool:
+    with context.Pool(
+        4, _serve_in_process, (database, context.Barrier(4, timeout=30))
+    ) as pool:
         for number in range(5):
             answers = pool.map(_post_in_process, [f"n{number}"] * 4, chunksize=1)
             assert_one_effect(shop, answers, number + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from flask import abort
+from flask import abort, request
 from sqlalchemy.exc import IntegrityError
 
 from flask_idempotency import idempotent
@@ -341,13 +341,6 @@ def test_lapsed_lease_is_claimed_again(shop: Shop) -> None:
 
 def test_lapsed_lease_after_an_effect_is_never_run_again(shop: Shop) -> None:
     """A call that vanished after a commit has an unknown outcome."""
-
-    def view() -> None:
-        shop.add()
-        shop.db.session.commit()
-        raise KeyboardInterrupt
-
-    shop.view(view)
     claim_and_vanish(shop, view_committed=True)
     response = shop.post()
     assert response.status_code == 409
@@ -469,3 +462,94 @@ def claim_and_vanish(shop: Shop, *, view_committed: bool = False) -> None:
         with shop.app.app_context(), shop.db.engine.begin() as connection:
             shop.idempotency.store.mark_effects(decision.claim, connection)
         shop.lapse()
+
+
+def test_exception_that_becomes_a_page_is_rolled_back(shop: Shop) -> None:
+    """Half-done work is not committed because a handler answers below 400."""
+
+    @shop.app.errorhandler(LookupError)
+    def handle(_error: LookupError) -> tuple[str, int, dict[str, str]]:
+        return "", 302, {"Location": "/"}
+
+    def view() -> None:
+        shop.add()
+        raise LookupError
+
+    shop.view(view)
+    assert [shop.post().status_code for _ in range(2)] == [302, 302]
+    assert (shop.accounts(), shop.status(), shop.runs) == ([], "succeeded", ["first"])
+
+
+def test_answer_above_the_cap_is_not_run_again(make_shop: Callable[..., Shop]) -> None:
+    """A duplicate of an answer that was too large to keep is told so."""
+    shop = make_shop(IDEMPOTENCY_MAX_RESPONSE_SIZE=3)
+    shop.view(lambda: "long")
+    first, second = shop.post(), shop.post()
+    assert (first.status_code, first.data) == (200, b"long")
+    assert second.status_code == 409
+    assert second.json is not None
+    assert second.json["code"] == "IDEMPOTENCY_RESPONSE_UNAVAILABLE"
+
+
+def test_upload_is_the_same_under_another_boundary(shop: Shop) -> None:
+    """Uploads are compared by their content; another file is a conflict."""
+
+    def upload(content: bytes, boundary: str) -> int:
+        body = (
+            f"--{boundary}\r\nContent-Disposition: form-data; name=file; "
+            f"filename=a.bin\r\n\r\n"
+        ).encode() + content
+        body += f"\r\n--{boundary}--\r\n".encode()
+        kind = f"multipart/form-data; boundary={boundary}"
+        return shop.post(data=body, content_type=kind).status_code
+
+    shop.view(lambda: (request.files["file"].read(), 201))
+    answers = [upload(b"one", "x"), upload(b"one", "y"), upload(b"two", "x")]
+    assert answers == [201, 201, 422]
+
+
+def test_raw_body_stays_readable_as_a_stream(shop: Shop) -> None:
+    """The view reads the body in whatever way it likes."""
+
+    def view() -> bytes:
+        return request.stream.read()
+
+    shop.view(view)
+    response = shop.post(data=b"raw", content_type="application/octet-stream")
+    assert response.data == b"raw"
+
+
+def test_vanished_record_after_a_commit_is_an_unknown_outcome(shop: Shop) -> None:
+    """Where a part is durable, the client is not told to send the request again."""
+
+    def remove_records() -> None:
+        with shop.app.app_context():
+            shop.db.session.query(shop.idempotency.Record).delete()
+            shop.db.session.commit()
+
+    def view() -> str:
+        shop.add()
+        shop.db.session.commit()
+        elsewhere(remove_records)
+        shop.add("second")
+        return "done"
+
+    shop.view(view)
+    response = shop.post()
+    assert response.json is not None
+    assert response.json["code"] == "IDEMPOTENCY_OUTCOME_UNKNOWN"
+    assert shop.accounts() == ["first"]
+
+
+def test_service_in_a_claiming_route_sees_its_key(shop: Shop) -> None:
+    """scope() reads the key as the route declares it."""
+    scopes = []
+
+    def view() -> str:
+        scopes.append(shop.idempotency.scope("service"))
+        return "done"
+
+    shop.view(view, key=lambda: "from the route")
+    assert shop.post(key=None).status_code == 200
+    assert scopes[0] is not None
+    assert scopes[0].idempotency_key == "from the route"

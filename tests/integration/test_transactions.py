@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import create_engine, event, text
+from sqlalchemy import __version__, event, text
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import NullPool
 
 from flask_idempotency import IdempotencyConfigError, idempotent
 from tests.shop import elsewhere
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
 
     from tests.databases import Database
     from tests.shop import Shop
+
+SQLALCHEMY = tuple(int(part) for part in __version__.split(".")[:2])
 
 INSERT = "INSERT INTO account (name) VALUES ('first')"
 
@@ -303,7 +304,7 @@ def test_early_writes_need_no_care_at_read_committed(
 
 
 def test_connect_hooks_of_the_application_apply(make_shop: Callable[..., Shop]) -> None:
-    """A hook that runs SQL on each new connection disturbs nothing."""
+    """A hook that runs SQL on each connection never ends as success without rows."""
     shop = make_shop()
     with shop.app.app_context():
         engine = shop.db.engine
@@ -313,11 +314,12 @@ def test_connect_hooks_of_the_application_apply(make_shop: Callable[..., Shop]) 
         connection.exec_driver_sql("SELECT 1")
 
     shop.creating_view()
-    assert [shop.post().status_code for _ in range(2)] == [201, 201]
-    outside = create_engine(shop.database.url, poolclass=NullPool)
-    with outside.connect() as connection:
-        rows = connection.execute(text("SELECT count(*) FROM account")).scalar()
-    assert rows == 1
+    answers = [shop.post().status_code for _ in range(2)]
+    if SQLALCHEMY >= (2, 1):
+        assert (answers, shop.accounts()) == ([201, 201], ["first"])
+    else:  # whose session joins the hook's transaction, and commits nothing
+        assert (answers, shop.accounts()) == ([500, 500], [])
+        assert shop.status() == "failed"
 
 
 def test_view_that_removes_its_session(shop: Shop) -> None:
