@@ -153,7 +153,8 @@ def demo(*args: str) -> int:
 
 def serve(*args: str) -> int:
     """Serve the example on this machine."""
-    return run(ready("."), *DEMO[:-1], "run", *args)
+    home = ready(".")
+    return run(home, *DEMO[:-1], "db", "upgrade") or run(home, *DEMO[:-1], "run", *args)
 
 
 def test(*args: str) -> int:
