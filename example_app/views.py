@@ -110,12 +110,12 @@ def show_task(task_id: str) -> ResponseReturnValue:
 
 def answer(result: MutationResult) -> Response:
     """Turn a service's result into the answer, first call and retry alike."""
-    response = Response(
-        result.response_body, result.response_code, mimetype="application/json"
+    return Response(
+        result.response_body,
+        result.response_code,
+        result.headers,
+        mimetype="application/json",
     )
-    if result.replayed:
-        response.headers["Idempotent-Replayed"] = "true"
-    return response
 
 
 def body_field(name: str) -> Any:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-#: Response header that marks a replay.
-REPLAYED = "Idempotent-Replayed"
 
 _REFUSALS: dict[Verdict, type[IdempotencyHTTPException]] = {
     Verdict.REQUEST_HASH_CONFLICT: IdempotencyKeyConflict,

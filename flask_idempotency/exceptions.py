@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 
+#: Response header that marks a replay.
+REPLAYED = "Idempotent-Replayed"
+
+
 class IdempotencyError(Exception):
     """Base class of every error of this library."""
 
@@ -110,7 +114,7 @@ class IdempotencyHTTPException(IdempotencyError, HTTPException):  # noqa: N818
         if self.retry_after_seconds is not None:
             headers.append(("Retry-After", str(self.retry_after_seconds)))
         if self.replayed:
-            headers.append(("Idempotent-Replayed", "true"))
+            headers.append((REPLAYED, "true"))
         return headers
 
 

@@ -11,10 +11,11 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .answers import REPLAYED, duplicate_answer, first_answer
+from .answers import duplicate_answer, first_answer
 from .completion import CallOptions, Completion, Work
 from .config import seconds_of
 from .exceptions import (
+    REPLAYED,
     IdempotencyConfigError,
     IdempotencyLeaseLost,
     IdempotencyOutcomeUnknown,

@@ -9,8 +9,7 @@ from flask import current_app
 from werkzeug.datastructures import Headers
 from werkzeug.wsgi import ClosingIterator
 
-from .answers import REPLAYED
-from .exceptions import ResultNotStorable
+from .exceptions import REPLAYED, ResultNotStorable
 from .lifecycle import StoredResponse
 
 if TYPE_CHECKING:
