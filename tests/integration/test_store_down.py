@@ -34,11 +34,14 @@ on_servers = pytest.mark.parametrize(
 def cut_off(shop: Shop) -> Iterator[None]:
     """Let every new connection of an application go to where nothing answers."""
 
-    def redirect(_dialect: Any, _record: Any, cargs: list[Any], cparams: Any) -> None:
+    def redirect(dialect: Any, _record: Any, cargs: Any, cparams: Any) -> Any:
+        # With copies: SQLAlchemy 2.0 would keep what is changed in place.
+        args, params = list(cargs), dict(cparams)
         if shop.database.name == "sqlite":
-            cargs[0] = "/nonexistent/x.db"
+            args[0] = "/nonexistent/x.db"
         else:
-            cparams["port"] = 1  # reserved, and open nowhere
+            params["port"] = 1  # reserved, and open nowhere
+        return dialect.connect(*args, **params)
 
     with shop.app.app_context():
         engine = shop.db.engine
