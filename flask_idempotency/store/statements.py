@@ -121,16 +121,7 @@ class Statements:
             failure=self._bind("failure"),
         )
         self.lock_by_id = self._lock(columns.id == self._bind("id"))
-        self.mark_effects = (
-            update(table)
-            .where(self._owned)
-            .values(
-                version=columns.version + 1,
-                effects_committed_at=func.coalesce(
-                    columns.effects_committed_at, dialect.now()
-                ),
-            )
-        )
+        self.mark_effects = self._mark_effects()
         #: An owner's endings, as statements of their own and inside a transaction.
         self.alone = self._endings(alone=True)
         self.carried = self._endings(alone=False)
@@ -347,6 +338,15 @@ class Statements:
                 locked_until=null(),
                 **values,
             )
+        )
+
+    def _mark_effects(self) -> Update:
+        columns = self._table.c
+        first = func.coalesce(columns.effects_committed_at, self._dialect.now())
+        return (
+            update(self._table)
+            .where(self._owned)
+            .values(version=columns.version + 1, effects_committed_at=first)
         )
 
     def _endings(self, *, alone: bool) -> Endings:

@@ -15,12 +15,12 @@ import pytest
 from flask import Flask, request
 from flask.cli import FlaskGroup, ScriptInfo
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import create_engine, event, text
+from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
 from flask_idempotency import Idempotency, fingerprint
 from flask_idempotency.cli import idempotency as group
-from tests.shop import ROUTE, elsewhere
+from tests.shop import ROUTE, cut_off, elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -624,20 +624,8 @@ def test_missing_table(shop: Shop) -> None:
 @pytest.fixture
 def down(shop: Shop) -> Iterator[Shop]:
     """Give an application whose database cannot be reached."""
-
-    def redirect(_dialect: Any, _record: Any, cargs: list[Any], cparams: Any) -> None:
-        if shop.database.name == "sqlite":
-            cargs[0] = "/nonexistent/x.db"
-        else:
-            cparams["port"] = 1  # reserved, and open nowhere
-
-    with shop.app.app_context():
-        engine = shop.db.engine
-        engine.dispose()
-        shop.idempotency.store.close()
-    event.listen(engine, "do_connect", redirect)
-    yield shop
-    event.remove(engine, "do_connect", redirect)
+    with cut_off(shop):
+        yield shop
 
 
 def test_unreachable_database(down: Shop) -> None:

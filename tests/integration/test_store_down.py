@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +13,7 @@ from sqlalchemy.pool import NullPool
 
 from flask_idempotency import fingerprint, idempotent
 from flask_idempotency.exceptions import IdempotencyStoreUnavailable
-from tests.shop import elsewhere
+from tests.shop import cut_off, elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,29 +27,6 @@ on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 on_servers = pytest.mark.parametrize(
     "database", ["postgresql", "mariadb"], indirect=True
 )
-
-
-@contextmanager
-def cut_off(shop: Shop) -> Iterator[None]:
-    """Let every new connection of an application go to where nothing answers."""
-
-    def redirect(dialect: Any, _record: Any, cargs: Any, cparams: Any) -> Any:
-        # With copies: SQLAlchemy 2.0 would keep what is changed in place.
-        args, params = list(cargs), dict(cparams)
-        if shop.database.name == "sqlite":
-            args[0] = "/nonexistent/x.db"
-        else:
-            params["port"] = 1  # reserved, and open nowhere
-        return dialect.connect(*args, **params)
-
-    with shop.app.app_context():
-        engine = shop.db.engine
-        engine.dispose()
-        shop.idempotency.store.close()
-    # The store's pool is a copy of the application's, and connects as that does.
-    event.listen(engine, "do_connect", redirect)
-    yield
-    event.remove(engine, "do_connect", redirect)
 
 
 @pytest.fixture
