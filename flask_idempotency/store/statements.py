@@ -276,8 +276,10 @@ class Statements:
             .returning(*self._view())
             .cte("inserted")
         )
+        # Columns one by one: older releases of SQLAlchemy fill a CTE's own list of
+        # them at the first compilation, which several threads may do at once.
         return union_all(
-            select(true().label("inserted"), inserted), select(false(), seen)
+            select(true().label("inserted"), *inserted.c), select(false(), *seen.c)
         )
 
     def _take_over(self, takeable: ColumnElement[bool]) -> Update:
