@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from . import exceptions
+from . import exceptions, signals
 from .current import current_idempotency
 from .decorator import idempotent, not_idempotent
 from .exceptions import IdempotencyConfigError, IdempotencyError
 from .extension import Idempotency
-from .fingerprint import fingerprint
+from .fingerprint import Fingerprint, fingerprint
 from .guard import IdempotencyMutationGuard, MutationResult
 from .lifecycle import (
     Claim,
@@ -28,6 +28,7 @@ __all__ = [
     "Decision",
     "Diagnosis",
     "Failure",
+    "Fingerprint",
     "Idempotency",
     "IdempotencyConfigError",
     "IdempotencyError",
@@ -46,4 +47,5 @@ __all__ = [
     "idempotent",
     "not_idempotent",
     "record_table_args",
+    "signals",
 ]

@@ -14,7 +14,7 @@ from .exceptions import (
     IdempotencyPreviousFailure,
     IdempotencyResponseUnavailable,
 )
-from .lifecycle import Verdict
+from .lifecycle import Status, Verdict
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -42,11 +42,13 @@ class Answer(Generic[R]):
         stored: The answer as it is kept.
         result: The handler's own result; ``None`` on a replay.
         replayed: Whether the handler was not run for this call.
+        record: Of a replay: the record as it was read.
     """
 
     stored: StoredResponse
     result: R | None = None
     replayed: bool = False
+    record: RecordView | None = None
     task_id: str | None = None
     outbox_event_id: str | None = None
     record_id: UUID | None = None
@@ -66,31 +68,54 @@ def first_answer(claim: Claim | None, stored: StoredResponse, result: R) -> Answ
 
 
 def duplicate_answer(decision: Decision) -> Answer[Any]:
-    """Replay what is stored, or raise the error that says why there is nothing."""
+    """
+    Replay what is stored, or raise the error that says why there is nothing.
+
+    The body may be missing: see ``stored_body``.
+    """
     record = decision.record
     if record is None:  # every try met a row that vanished again
         raise IdempotencyInProgress(retry_after_seconds=1)
-    facts: dict[str, Any] = {
-        "task_id": record.task_id,
-        "outbox_event_id": record.outbox_event_id,
-        "expires_at": record.expires_at,
-    }
+    facts = _facts(record)
     if decision.outcome in _REFUSALS:
         refusal = _REFUSALS[decision.outcome]
         if refusal.retryable:
             facts["retry_after_seconds"] = _retry_after(record)
         raise refusal(**facts)
-    if record.response is None:
-        raise IdempotencyPreviousFailure(**facts, replayed=True)
-    if record.response.body is None:
-        raise IdempotencyResponseUnavailable(**facts)
+    response = record.response
+    if response is None or (record.status is Status.FAILED and response.body is None):
+        # Certain by the record alone: nothing was committed under its token.
+        safe = record.effects_committed_at is None
+        raise IdempotencyPreviousFailure(**facts, replayed=True, safe_new_key=safe)
     return Answer(
-        stored=record.response,
+        stored=response,
         replayed=True,
+        record=record,
         task_id=record.task_id,
         outbox_event_id=record.outbox_event_id,
         record_id=record.id,
     )
+
+
+def stored_body(answer: Answer[Any]) -> bytes:
+    """
+    Return the body of an answer.
+
+    Raises:
+        IdempotencyResponseUnavailable: If it was not kept.
+    """
+    if answer.stored.body is None:
+        facts = _facts(answer.record) if answer.record else {}
+        raise IdempotencyResponseUnavailable(**facts)
+    return answer.stored.body
+
+
+def _facts(record: RecordView) -> dict[str, Any]:
+    return {
+        "task_id": record.task_id,
+        "outbox_event_id": record.outbox_event_id,
+        "expires_at": record.expires_at,
+    }
 
 
 def _retry_after(record: RecordView) -> int:

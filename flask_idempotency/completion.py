@@ -54,7 +54,11 @@ class CallOptions:
 
     ttl_seconds: float | None = None
     lease_seconds: float | None = None
+    wait_seconds: float | None = None
+    mode: str | None = None
     retry_failed: bool = False
+    #: Run unrecorded while the store cannot be reached.
+    fail_open: bool = False
     task_id_builder: IdBuilder | None = None
     outbox_event_id_builder: IdBuilder | None = None
 
@@ -69,11 +73,23 @@ class Work(Generic[R]):
         encode: Result to stored answer.
         rescue: Exception to result, where the application answers it; raises it
             again otherwise.
+        releases: Whether a result of 400 or above says that nothing was done, so
+            that the key is freed if that is so.
     """
 
     handler: Callable[[], R]
     encode: Callable[[R], StoredResponse]
     rescue: Callable[[Exception], R]
+    releases: Callable[[R], bool]
+
+    def ending(self, stored: StoredResponse, result: R) -> Ending:
+        """Return what is recorded of a result."""
+        ending: StoredResponse | Failure = stored
+        if stored.code >= _SERVER_ERROR:
+            ending = Failure(reason=f"answer {stored.code}", response=stored)
+        if stored.code >= _CLIENT_ERROR and self.releases(result):
+            return Release(ending)
+        return ending
 
 
 class Completion:
@@ -114,7 +130,7 @@ class Completion:
         if call.host is None:
             self._record_undone(call)
             if not call.settled:
-                self._record_answer(call, stored)
+                self._record_answer(call, lambda: work.ending(stored, result))
         if call.lost:
             raise LeaseLost
         return stored, result
@@ -192,9 +208,7 @@ class Completion:
                 _end(savepoint, call, savepoint.commit)
         finally:
             _end(savepoint, call, savepoint.rollback)
-        ending = _ending_of(stored)
-        released = stored.code in self._config.release_on
-        _hand_over(call, Release(ending) if released else ending)
+        _hand_over(call, work.ending(stored, result))
         return stored, result
 
     def _record_undone(self, call: Call) -> None:
@@ -211,44 +225,34 @@ class Completion:
             except IdempotencyError:
                 log.exception("An inner call that was undone could not be recorded.")
 
-    def _record_answer(self, call: Call, stored: StoredResponse) -> None:
+    def _record_answer(self, call: Call, ending: Callable[[], Ending]) -> None:
         try:
-            self._record_alone(call, stored)
+            if call.claim is not None and not call.lost:
+                call.lost = not self._record_alone(call.claim, ending())
         except IdempotencyError:
             raise  # the database cannot tell now; the lease decides
         except Exception as error:
             self._record_exception(call, error)
             raise
 
-    def _record_alone(self, call: Call, stored: StoredResponse) -> None:
-        """Store an answer that no commit of the session carried, durably."""
-        if call.claim is None or call.lost:
-            return
-        ending = _ending_of(stored)
-        if isinstance(ending, Failure):
-            owned = self._store.mark_failed(call.claim, ending)
-        else:
-            owned = self._released(call.claim, stored) or self._store.mark_succeeded(
-                call.claim, stored
-            )
-        call.lost = not owned
-
-    def _released(self, claim: Claim, stored: StoredResponse) -> bool:
-        """Free the key after an answer that says "nothing was done", if that is so."""
-        if stored.code not in self._config.release_on:
-            return False
-        released = self._store.release(claim)
-        if not released:
+    def _record_alone(self, claim: Claim, ending: Ending) -> bool:
+        """Store, durably, what no commit of the session carried; tell if it was ours."""
+        if isinstance(ending, Release):
+            if self._store.release(claim):
+                return True
+            ending = ending.otherwise
             log.warning(
-                "'%s' answered %s after a commit, so its key is not freed.",
+                "'%s' answered that nothing was done after a commit, so its key is not "
+                "freed.",
                 claim.scope.route,
-                stored.code,
             )
-        return released
+        if isinstance(ending, Failure):
+            return self._store.mark_failed(claim, ending)
+        return self._store.mark_succeeded(claim, ending)
 
     def _record_exception(self, call: Call, error: BaseException) -> None:
         """Record an exception that goes on; never replace it by one of ours."""
-        failure = Failure(reason=_name_of(type(error)))
+        failure = failure_of(error)
         retryable = isinstance(error, IdempotencyHTTPException) and error.retryable
         if call.host is not None:
             _hand_over(call, Release(failure) if retryable else failure)
@@ -301,12 +305,7 @@ def _end(savepoint: SessionTransaction, call: Call, how: Callable[[], None]) -> 
         how()
 
 
-def _name_of(error: type[BaseException]) -> str:
-    name = f"{error.__module__}.{error.__qualname__}"
-    return name.encode("ascii", "backslashreplace").decode()
-
-
-def _ending_of(stored: StoredResponse) -> StoredResponse | Failure:
-    if stored.code < _SERVER_ERROR:
-        return stored
-    return Failure(reason=f"answer {stored.code}", response=stored)
+def failure_of(error: BaseException) -> Failure:
+    """Return what is recorded of an exception: the name of its class, no value."""
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    return Failure(reason=name.encode("ascii", "backslashreplace").decode())

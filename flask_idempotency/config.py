@@ -7,125 +7,18 @@ Durations are seconds or ``timedelta`` outside and ``*_seconds`` floats inside.
 from __future__ import annotations
 
 import difflib
-import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from datetime import timedelta
 from typing import Any, ClassVar
 
+from . import settings
 from .exceptions import IdempotencyConfigError
-from .lifecycle import SCOPE_LENGTHS, check_text
+from .fingerprint import Fingerprint
 
 PREFIX = "IDEMPOTENCY_"
-_CENTURY_SECONDS = timedelta(days=36500).total_seconds()
-Duration = float | timedelta
-
-
-def seconds_of(value: object, *, minimum: float = 1.0) -> float:
-    """
-    Return a duration in seconds.
-
-    Args:
-        value: Seconds or a ``timedelta``.
-        minimum: Least number of seconds that makes sense.
-
-    Raises:
-        ValueError: If it is no finite duration of at least `minimum`.
-    """
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if (
-        isinstance(seconds, bool)
-        or not isinstance(seconds, (int, float))
-        or not minimum <= seconds <= _CENTURY_SECONDS
-    ):
-        message = f"a duration of {minimum:g} s or more, in seconds or as timedelta"
-        raise ValueError(message)
-    return float(seconds)
-
-
-def _retention(value: object) -> float:
-    return seconds_of(value, minimum=0)
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        message = "True or False"
-        raise ValueError(message)  # noqa: TRY004 - one error type for all checks
-    return value
-
-
-def _integer(minimum: int) -> Callable[[object], int]:
-    def parse(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            message = f"a whole number of {minimum} or more"
-            raise ValueError(message)
-        return value
-
-    return parse
-
-
-def _choice(*names: str) -> Callable[[object], str]:
-    def parse(value: object) -> str:
-        if not isinstance(value, str) or value not in names:
-            message = " or ".join(f"'{name}'" for name in names)
-            raise ValueError(message)
-        return value
-
-    return parse
-
-
-def _name(value: object) -> str:
-    if not isinstance(value, str) or not value or not value.isascii():
-        message = "a non-empty ASCII text"
-        raise ValueError(message)
-    return value
-
-
-def _header(value: object) -> str:
-    # RFC 9110, section 5.6.2: a field name is a token.
-    if not isinstance(value, str) or not re.fullmatch(
-        r"[\w!#$%&'*+.^`|~-]+", value, re.ASCII
-    ):
-        message = "the name of a header field"
-        raise ValueError(message)
-    return value
-
-
-def _statuses(value: object) -> frozenset[int]:
-    wanted = "a collection of HTTP statuses from 400 to 499"
-    if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
-        raise ValueError(wanted)  # noqa: TRY004 - one error type for all checks
-    if not all(type(code) is int and 400 <= code <= 499 for code in value):  # noqa: PLR2004
-        raise ValueError(wanted)
-    return frozenset(value)
-
-
-def checked_route(value: object) -> str:
-    """
-    Return a name that a route or service may have.
-
-    Raises:
-        ValueError: If it is empty, too long, not storable or reserved.
-    """
-    try:
-        name = check_text("route", value, SCOPE_LENGTHS["route"])
-    except ValueError:
-        name = ""
-    if not name or name.startswith(("task:", "outbox:")):
-        message = (
-            "a text of 1 to 255 characters without NUL that does not start with "
-            "'task:' or 'outbox:', which are reserved"
-        )
-        raise ValueError(message)
-    return name
-
-
-def _callable(value: object) -> Callable[..., Any]:
-    if not callable(value) or inspect.iscoroutinefunction(value):
-        message = "a plain callable without arguments"
-        raise ValueError(message)
-    return value
+#: Answer duplicates, or only note what would be answered.
+MODES = ("enforce", "observe")
 
 
 def _setting(default: Any, parse: Callable[[object], Any], key: str = "") -> Any:
@@ -141,22 +34,26 @@ class Config:
     the key without the unit.
     """
 
-    ttl_seconds: float = _setting(86400.0, seconds_of, "TTL")
-    lease_seconds: float = _setting(30.0, seconds_of, "LEASE")
-    retention_seconds: float = _setting(604800.0, _retention, "RETENTION")
-    header: str = _setting("Idempotency-Key", _header)
-    form_field: str = _setting("idempotency_key", _name)
-    required: bool = _setting(default=False, parse=_flag)
-    anonymous: bool = _setting(default=False, parse=_flag)
+    ttl_seconds: float = _setting(86400.0, settings.seconds_of, "TTL")
+    lease_seconds: float = _setting(30.0, settings.seconds_of, "LEASE")
+    retention_seconds: float = _setting(604800.0, settings.pause, "RETENTION")
+    header: str = _setting("Idempotency-Key", settings.header_name)
+    form_field: str = _setting("idempotency_key", settings.ascii_name)
+    required: bool = _setting(default=False, parse=settings.flag)
+    anonymous: bool = _setting(default=False, parse=settings.flag)
+    strict_keys: bool = _setting(default=False, parse=settings.flag)
+    key_pattern: re.Pattern[str] | None = _setting(None, settings.pattern)
+    wait_seconds: float = _setting(0.0, settings.pause, "WAIT")
+    mode: str = _setting("enforce", settings.choice(*MODES))
     release_on: frozenset[int] = _setting(
-        frozenset({401, 403, 408, 425, 429}), _statuses
+        frozenset({401, 403, 408, 425, 429}), settings.error_statuses
     )
-    max_response_size: int = _setting(1024 * 1024, _integer(0))
-    commit: str = _setting("unit", _choice("unit", "view"))
-    before_view_writes: str = _setting("refuse", _choice("refuse", "commit"))
-    max_attempts: int = _setting(10, _integer(1))
-    pool_size: int = _setting(2, _integer(1))
-    problem_type: str = _setting("about:blank", _name)
+    max_response_size: int = _setting(1024 * 1024, settings.integer(0))
+    commit: str = _setting("unit", settings.choice("unit", "view"))
+    before_view_writes: str = _setting("refuse", settings.choice("refuse", "commit"))
+    max_attempts: int = _setting(10, settings.integer(1))
+    pool_size: int = _setting(2, settings.integer(1))
+    problem_type: str = _setting("about:blank", settings.ascii_name)
 
     @classmethod
     def keys(cls) -> dict[str, str]:
@@ -201,16 +98,50 @@ class RouteOptions:
         retry_failed: Run a failed request again if no part of it stayed.
         anonymous: Callers without identity share the empty user.
         claim: False: only check the key; a service claims through the guard.
+        tenant_id: The tenant, or what names it, instead of the loader.
+        user_id: The caller, or what names it, instead of the loader.
+        fingerprint: What makes a request the same: ``Fingerprint(...)``, a function
+            that returns a JSON-like value, or ``None``: the key alone.
+        wait_seconds: How long a duplicate waits for a first call in progress.
+        release_on: Statuses of 400 and above, or a function of the response, that
+            free the key while nothing is committed.
+        store_body: False: only status and headers are kept.
+        rebuild: Makes the answer of a replay whose body is not stored, from the
+            ``RecordView``. Status and headers are the stored ones.
+        authorize_replay: Called with the ``RecordView`` before a stored answer is
+            given out; False refuses it (403).
+        fail_open: Run unprotected while the store cannot be reached.
+        mode: ``"observe"``: record and compare, answer as if undecorated.
     """
 
-    required: bool | None = _setting(None, _flag)
-    key: Callable[[], str | None] | None = _setting(None, _callable)  # noqa: RUF009
-    route: str | None = _setting(None, checked_route)
-    ttl_seconds: float | None = _setting(None, seconds_of, "ttl")
-    lease_seconds: float | None = _setting(None, seconds_of, "lease")
-    retry_failed: bool = _setting(default=False, parse=_flag)
-    anonymous: bool | None = _setting(None, _flag)
-    claim: bool = _setting(default=True, parse=_flag)
+    required: bool | None = _setting(None, settings.flag)
+    key: Callable[[], str | None] | None = _setting(None, settings.plain_function)
+    route: str | None = _setting(None, settings.checked_route)
+    ttl_seconds: float | None = _setting(None, settings.seconds_of, "ttl")
+    lease_seconds: float | None = _setting(None, settings.seconds_of, "lease")
+    retry_failed: bool = _setting(default=False, parse=settings.flag)
+    anonymous: bool | None = _setting(None, settings.flag)
+    claim: bool = _setting(default=True, parse=settings.flag)
+    tenant_id: str | Callable[[], str | None] | None = _setting(
+        None, settings.caller("tenant_id")
+    )
+    user_id: str | Callable[[], str | None] | None = _setting(
+        None, settings.caller("user_id")
+    )
+    fingerprint: Fingerprint | Callable[[], object] | None = _setting(
+        Fingerprint(), settings.fingerprint_option
+    )
+    wait_seconds: float | None = _setting(None, settings.pause, "wait")
+    release_on: frozenset[int] | Callable[[Any], bool] | None = _setting(
+        None, settings.release_on
+    )
+    store_body: bool = _setting(default=True, parse=settings.flag)
+    rebuild: Callable[[Any], Any] | None = _setting(None, settings.plain_function)
+    authorize_replay: Callable[[Any], bool] | None = _setting(
+        None, settings.plain_function
+    )
+    fail_open: bool = _setting(default=False, parse=settings.flag)
+    mode: str | None = _setting(None, settings.choice(*MODES))
 
     #: Options that fall back to the application's setting of the same name.
     DEFAULTED: ClassVar[tuple[str, ...]] = (
@@ -218,6 +149,13 @@ class RouteOptions:
         "ttl_seconds",
         "lease_seconds",
         "anonymous",
+        "wait_seconds",
+        "release_on",
+        "mode",
+    )
+    #: Options that only say who calls and where the key is.
+    WITHOUT_CLAIM: ClassVar[frozenset[str]] = frozenset(
+        {"required", "key", "anonymous", "claim", "tenant_id", "user_id"}
     )
 
     @classmethod
@@ -233,7 +171,7 @@ class RouteOptions:
             if name not in names:
                 raise IdempotencyConfigError(_unknown(name, names, "@idempotent: "))
         if options.get("claim") is False:
-            idle = sorted({"route", "ttl", "lease", "retry_failed"} & options.keys())
+            idle = sorted(options.keys() - cls.WITHOUT_CLAIM)
             if idle:
                 raise IdempotencyConfigError(
                     f"@idempotent(claim=False) leaves the claim to a service, so "

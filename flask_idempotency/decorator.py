@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from flask import current_app, request
 
+from . import signals
+from .answers import stored_body
 from .completion import CallOptions, Work
 from .config import RouteOptions
-from .exceptions import IdempotencyConfigError
-from .request import OPTIONS, read_key, request_hash, route_name, scope_of_request
-from .responses import replay, store_response
+from .exceptions import (
+    IdempotencyConfigError,
+    IdempotencyHTTPException,
+    IdempotencyReplayForbidden,
+)
+from .fingerprint import Fingerprint
+from .observation import note_refusal
+from .request import OPTIONS, read_key, route_name, scope_of_request
+from .request_hash import request_hash
+from .responses import rebuilt, replay, store_response
 from .state import get_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import ParamSpec
+    from collections.abc import Callable, Collection, Iterator
+    from typing import Literal, ParamSpec
 
     from flask import Response
     from flask.typing import ResponseReturnValue
 
-    from .config import Duration
+    from .answers import Answer
+    from .lifecycle import RecordView, Scope
+    from .settings import Duration
     from .state import IdempotencyState
 
     P = ParamSpec("P")
+
+log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -48,6 +63,16 @@ def idempotent(
     retry_failed: bool = False,
     anonymous: bool | None = None,
     claim: bool = True,
+    tenant_id: str | Callable[[], str | None] | None = None,
+    user_id: str | Callable[[], str | None] | None = None,
+    fingerprint: Fingerprint | Callable[[], object] | None = Fingerprint(),  # noqa: B008 - frozen
+    wait: Duration | None = None,
+    release_on: Collection[int] | Callable[[Response], bool] | None = None,
+    store_body: bool = True,
+    rebuild: Callable[[RecordView], ResponseReturnValue] | None = None,
+    authorize_replay: Callable[[RecordView], bool] | None = None,
+    fail_open: bool = False,
+    mode: Literal["enforce", "observe"] | None = None,
 ) -> Callable[[Callable[P, Any]], Callable[P, Response]]: ...
 
 
@@ -61,7 +86,8 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
 
     Args:
         view: The view function, where the decorator is used bare.
-        options: See ``RouteOptions``; ``ttl`` and ``lease`` are seconds or timedelta.
+        options: See ``RouteOptions``; ``ttl``, ``lease`` and ``wait`` are seconds or
+            timedelta.
 
     Raises:
         IdempotencyConfigError: If the declaration is wrong.
@@ -122,11 +148,12 @@ def _guarded(view: Any, *, declared: RouteOptions) -> Any:
         if request.method in _SAFE_METHODS:
             return current_app.make_response(call())
         options = state.options(declared)
-        key = read_key(options, state.config)
         request.environ[OPTIONS] = options  # not on g: a context may outlive us
-        if not options.claim:
-            return current_app.make_response(call())
-        return _respond(state, options, key, call)
+        if options.claim:
+            return _respond(state, options, call)
+        with _refusing(state, options):
+            read_key(options, state.config)
+        return current_app.make_response(call())
 
     setattr(guard, DECLARATION, declared)
     return guard
@@ -135,30 +162,97 @@ def _guarded(view: Any, *, declared: RouteOptions) -> Any:
 def _respond(
     state: IdempotencyState,
     options: RouteOptions,
-    key: str | None,
     view: Callable[[], ResponseReturnValue],
 ) -> Response:
     scope, fingerprint = None, ""
-    if key is not None:
-        route = options.route or route_name()
-        scope = scope_of_request(state, route, key, anonymous=bool(options.anonymous))
-        fingerprint = request_hash(route, state.config)
-    limit = state.config.max_response_size
+    with _refusing(state, options):
+        scope, fingerprint = _identified(state, options)
     answer = state.guard.call(
         scope,
         fingerprint,
         Work(
             handler=lambda: current_app.make_response(view()),
-            encode=lambda response: store_response(response, max_size=limit),
+            encode=lambda response: store_response(
+                response,
+                max_size=state.config.max_response_size,
+                store_body=options.store_body,
+                passed_on=lambda: _report_late_writes(state),
+            ),
             rescue=_application_answer,
+            releases=lambda response: _says_nothing_was_done(response, options),
         ),
         CallOptions(
             ttl_seconds=options.ttl_seconds,
             lease_seconds=options.lease_seconds,
+            wait_seconds=options.wait_seconds,
+            mode=options.mode,
             retry_failed=options.retry_failed,
+            fail_open=options.fail_open,
         ),
     )
-    return replay(answer.stored) if answer.result is None else answer.result
+    return _replay(answer, options) if answer.result is None else answer.result
+
+
+@contextmanager
+def _refusing(state: IdempotencyState, options: RouteOptions) -> Iterator[None]:
+    """Count what refuses a request; in observe mode, let it pass all the same."""
+    observing = options.mode == "observe"
+    try:
+        yield
+    except IdempotencyHTTPException as error:
+        route = options.route or route_name()
+        if observing:
+            note_refusal(state.app, route, error)
+            return
+        code = error.error_code
+        signals.refused.send(state.app, route=route, error_code=code, enforced=True)
+        raise
+    except Exception:
+        if not observing:
+            raise
+        # An observer may not fail what it observes.
+        log.exception("A request of '%s' could not be observed.", request.endpoint)
+
+
+def _identified(
+    state: IdempotencyState, options: RouteOptions
+) -> tuple[Scope | None, str]:
+    key = read_key(options, state.config)
+    if key is None:
+        return None, ""
+    route = options.route or route_name()
+    scope = scope_of_request(state, route, key, options)
+    return scope, request_hash(route, state.config, options.fingerprint)
+
+
+def _replay(answer: Answer[Response], options: RouteOptions) -> Response:
+    """Give a stored answer out, or make it anew where its body was not kept."""
+    record = cast("RecordView", answer.record)
+    if options.authorize_replay is not None and not options.authorize_replay(record):
+        raise IdempotencyReplayForbidden
+    if answer.stored.body is None and options.rebuild is not None:
+        made = current_app.make_response(options.rebuild(record))
+        return rebuilt(answer.stored, made)
+    stored_body(answer)
+    return replay(answer.stored)
+
+
+def _says_nothing_was_done(response: Response, options: RouteOptions) -> bool:
+    release_on = options.release_on
+    if callable(release_on):
+        return bool(release_on(response))
+    return release_on is not None and response.status_code in release_on
+
+
+def _report_late_writes(state: IdempotencyState) -> None:
+    """Report rows that a stream adds when its call is over: nobody commits them."""
+    session = state.session()
+    if session.new or session.dirty or session.deleted:
+        log.error(
+            "The stream of '%s' changed the session after its call had ended, and "
+            "nothing commits that. Write before the stream starts, or commit in it.",
+            request.endpoint,
+        )
 
 
 def _application_answer(error: Exception) -> Response:

@@ -12,6 +12,7 @@ Errors of this library, their codes and HTTP statuses.
         ├── IdempotencyKeyMissing               400
         ├── IdempotencyKeyInvalid               400
         ├── IdempotencyCallerUnknown            403
+        ├── IdempotencyReplayForbidden          403
         ├── IdempotencyInProgress               409, retryable
         ├── IdempotencyOutcomeUnknown           409
         ├── IdempotencyResponseUnavailable      409
@@ -71,6 +72,8 @@ class IdempotencyHTTPException(IdempotencyError, HTTPException):  # noqa: N818
         expires_at: When the key becomes reusable, where known.
         retry_after_seconds: Whole seconds for the ``Retry-After`` header.
         replayed: Whether this error repeats an outcome that was stored before.
+        safe_new_key: Whether it is certain that nothing of the earlier call took
+            effect, so that the operation may be sent again under a new key.
     """
 
     error_code: ClassVar[str]
@@ -85,6 +88,7 @@ class IdempotencyHTTPException(IdempotencyError, HTTPException):  # noqa: N818
         expires_at: datetime | None = None,
         retry_after_seconds: int | None = None,
         replayed: bool = False,
+        safe_new_key: bool = False,
     ) -> None:
         HTTPException.__init__(self, description)
         self.task_id = task_id
@@ -92,6 +96,7 @@ class IdempotencyHTTPException(IdempotencyError, HTTPException):  # noqa: N818
         self.expires_at = expires_at
         self.retry_after_seconds = retry_after_seconds
         self.replayed = replayed
+        self.safe_new_key = safe_new_key
 
     @property
     def data(self) -> dict[str, Any]:
@@ -105,12 +110,14 @@ class IdempotencyHTTPException(IdempotencyError, HTTPException):  # noqa: N818
             "task_id": self.task_id,
             "outbox_event_id": self.outbox_event_id,
             "expires_at": self.expires_at.isoformat() if self.expires_at else None,
+            "safe_new_key": self.safe_new_key or None,
         }
         return {name: value for name, value in members.items() if value is not None}
 
     def get_headers(self, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
         """Add ``Retry-After`` and the replay marker, whoever renders the error."""
         headers = list(super().get_headers(*args, **kwargs))
+        headers.append(("Cache-Control", "no-store"))
         if self.retry_after_seconds is not None:
             headers.append(("Retry-After", str(self.retry_after_seconds)))
         if self.replayed:
@@ -145,6 +152,17 @@ class IdempotencyCallerUnknown(IdempotencyHTTPException):
     )
 
 
+class IdempotencyReplayForbidden(IdempotencyHTTPException):
+    """The route's ``authorize_replay`` refused to give the stored answer out."""
+
+    code = 403
+    error_code = "IDEMPOTENCY_REPLAY_FORBIDDEN"
+    description = (
+        "The request with this idempotency key was answered before, and this caller "
+        "may not see that answer any more. It is not run again."
+    )
+
+
 class IdempotencyInProgress(IdempotencyHTTPException):
     """Another call with the key is at work."""
 
@@ -169,12 +187,12 @@ class IdempotencyOutcomeUnknown(IdempotencyHTTPException):
 
 
 class IdempotencyResponseUnavailable(IdempotencyHTTPException):
-    """The call succeeded, but its answer was too large to be kept."""
+    """The call was answered, but its answer was too large or too secret to keep."""
 
     code = 409
     error_code = "IDEMPOTENCY_RESPONSE_UNAVAILABLE"
     description = (
-        "The request with this idempotency key succeeded, but its answer was not "
+        "The request with this idempotency key was answered, but the answer was not "
         "kept. It is not run again; look its result up."
     )
 

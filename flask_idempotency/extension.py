@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from flask import request
 
-from .config import Config, RouteOptions, checked_route
+from .config import Config, RouteOptions
 from .exceptions import IdempotencyConfigError, IdempotencyError
 from .models import (
     IdempotencyRecordMixin,
@@ -15,7 +15,9 @@ from .models import (
     scope_constraint,
 )
 from .problems import problem_response
-from .request import OPTIONS, read_key, scope_of_request
+from .request import OPTIONS, note_ignored_key, read_key, scope_of_request
+from .responses import key_field
+from .settings import checked_route
 from .state import EXTENSION_KEY, IdempotencyState, Loaders, get_state
 
 if TYPE_CHECKING:
@@ -92,6 +94,8 @@ class Idempotency:
             loaders=self._loaders,
         )
         app.extensions[EXTENSION_KEY] = state
+        app.jinja_env.globals["idempotency_field"] = partial(key_field, state.config)
+        app.after_request(partial(note_ignored_key, state))
         if IdempotencyError not in app.error_handler_spec[None][None]:
             app.register_error_handler(
                 IdempotencyError, partial(problem_response, config=state.config)
@@ -145,7 +149,7 @@ class Idempotency:
         key = idempotency_key or read_key(options, state.config)
         if key is None:
             return None
-        return scope_of_request(state, route, key, anonymous=bool(options.anonymous))
+        return scope_of_request(state, route, key, options)
 
     @property
     def Record(self) -> type[IdempotencyRecordMixin]:  # noqa: N802 - a class

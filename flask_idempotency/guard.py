@@ -9,33 +9,37 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from .answers import duplicate_answer, first_answer
-from .completion import CallOptions, Completion, Work
-from .config import seconds_of
+from . import signals
+from .answers import duplicate_answer, first_answer, stored_body
+from .claiming import Claiming
+from .completion import CallOptions, Completion, Work, failure_of
 from .exceptions import (
     REPLAYED,
     IdempotencyConfigError,
+    IdempotencyHTTPException,
     IdempotencyLeaseLost,
     IdempotencyOutcomeUnknown,
+    IdempotencyStoreUnavailable,
     LeaseLost,
-    NestedCallError,
     ResultNotStorable,
 )
 from .lifecycle import Decision, StoredResponse, Verdict, decide
-from .unit_of_work import Call, connection_of, current_call, has_written, hold
+from .observation import Observer, note_refusal
+from .settings import seconds_of
+from .unit_of_work import Call, current_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
-    from sqlalchemy import Connection
     from sqlalchemy.orm import Session
 
     from .answers import Answer
-    from .config import Config, Duration
+    from .config import Config
     from .lifecycle import IdBuilder, Scope
+    from .settings import Duration
     from .store import IdempotencyStore
 
 log = logging.getLogger(__name__)
@@ -84,6 +88,7 @@ class IdempotencyMutationGuard:
         config: The application's settings.
         dumps: Result to JSON text, the application's own.
         loads: JSON text to value.
+        sender: Sender of the signals, the application.
     """
 
     def __init__(
@@ -94,11 +99,15 @@ class IdempotencyMutationGuard:
         *,
         dumps: Callable[[Any], str],
         loads: Callable[[bytes], Any],
+        sender: object = None,
     ) -> None:
         self._store = store
         self._session = session
         self._config = config
         self._completion = Completion(store, session, config)
+        self._claiming = Claiming(store, config)
+        self._observer = Observer(store, sender)
+        self._sender = sender
         self._dumps = dumps
         self._loads = loads
 
@@ -113,6 +122,7 @@ class IdempotencyMutationGuard:
         retry_failed: bool = False,
         ttl: Duration | None = None,
         lease: Duration | None = None,
+        wait: Duration | None = None,
     ) -> MutationResult:
         """
         Run `handler` once for `scope`; answer duplicates with its first result.
@@ -133,6 +143,8 @@ class IdempotencyMutationGuard:
             retry_failed: Run a failed operation again if nothing of it stayed.
             ttl: Life of the key, in seconds or as timedelta.
             lease: How long a crash can block the key.
+            wait: How long a duplicate waits for a first call in progress. A call
+                that holds a transaction with changes does not wait.
 
         Raises:
             IdempotencyHTTPException: For a duplicate that has no answer to get: in
@@ -140,17 +152,21 @@ class IdempotencyMutationGuard:
             ResultNotStorable: If the result has no JSON form; nothing is committed.
         """
         work = Work(
-            handler=lambda: _split(handler()), encode=self._encode, rescue=_reraise
+            handler=lambda: _split(handler()),
+            encode=self._encode,
+            rescue=_reraise,
+            releases=lambda result: result[1] in self._config.release_on,
         )
         options = CallOptions(
             ttl_seconds=None if ttl is None else _seconds("ttl", ttl),
             lease_seconds=None if lease is None else _seconds("lease", lease),
+            wait_seconds=None if wait is None else _seconds("wait", wait, minimum=0),
             retry_failed=retry_failed,
             task_id_builder=task_id_builder,
             outbox_event_id_builder=outbox_event_id_builder,
         )
         answer = self.call(scope, request_hash, work, options)
-        body = answer.stored.body or b"null"
+        body = stored_body(answer) or b"null"
         return MutationResult(
             value=self._loads(body),
             response_code=answer.stored.code,
@@ -177,17 +193,36 @@ class IdempotencyMutationGuard:
             work: The effect and how its result is stored.
             options: How it is claimed.
         """
-        call = Call(
+        if scope is None:
+            return self._perform(self._new_call(), None, request_hash, work)
+        if (options.mode or self._config.mode) == "observe":
+            return self._observe(scope, request_hash, work, options)
+        call = self._new_call()
+        try:
+            decision = self._claiming.decide(call, scope, request_hash, options)
+        except IdempotencyStoreUnavailable as error:
+            if not options.fail_open:
+                raise
+            note_refusal(self._sender, scope.route, error)
+            return self._perform(call, None, request_hash, work)
+        if decision.claim is None:
+            return self._duplicate(decision, scope)
+        call.claim = decision.claim
+        attempt = decision.claim.attempt
+        signals.claimed.send(self._sender, route=scope.route, attempt=attempt)
+        return self._perform(call, scope, request_hash, work)
+
+    def _new_call(self) -> Call:
+        return Call(
             claim=None,
             store=self._store,
             session=self._session(),
             parent=current_call.get(),
         )
-        if scope is not None:
-            decision = self._claim(call, scope, request_hash, options)
-            if decision.claim is None:
-                return duplicate_answer(decision)
-            call.claim = decision.claim
+
+    def _perform(
+        self, call: Call, scope: Scope | None, request_hash: str, work: Work[R]
+    ) -> Answer[R]:
         try:
             stored, result = self._completion.perform(call, work)
         except LeaseLost:
@@ -197,38 +232,34 @@ class IdempotencyMutationGuard:
             return self._answer_of_new_owner(call, scope, request_hash)
         return first_answer(call.claim, stored, result)
 
-    def _claim(
-        self, call: Call, scope: Scope, request_hash: str, options: CallOptions
-    ) -> Decision:
-        self._refuse_recursion(call, scope)
-        connection = self._transaction_to_join(call)
-        decision = self._store.claim(
-            scope,
-            request_hash,
-            ttl_seconds=options.ttl_seconds,
-            lease_seconds=options.lease_seconds,
-            retry_failed=options.retry_failed,
-            task_id_builder=options.task_id_builder,
-            outbox_event_id_builder=options.outbox_event_id_builder,
-            connection=connection,
+    def _observe(
+        self, scope: Scope, request_hash: str, work: Work[R], options: CallOptions
+    ) -> Answer[R]:
+        """Run the work in any case; its record stands beside it and protects nothing."""
+        claim = self._observer.claim(
+            scope, lambda: self._claiming.claim(scope, request_hash, options)
         )
-        if connection is not None and decision.claim is not None:
-            call.joined = True
-            hold(call)
-        return decision
+        try:
+            answer = self._perform(self._new_call(), None, request_hash, work)
+        except BaseException as error:
+            failure = failure_of(error)
+            self._observer.record(claim, lambda: failure)
+            raise
+        result = cast("R", answer.result)
+        self._observer.record(claim, lambda: work.ending(answer.stored, result))
+        return answer
 
-    def _refuse_recursion(self, call: Call, scope: Scope) -> None:
-        """Refuse a call whose record waits for the commit of a call around it."""
-        around = list(call.parent.chain()) if call.parent else []
-        pending = [inner for outer in around for inner in outer.completed]
-        for other in (*around, *(inner for inner in pending if not inner.settled)):
-            same_store = other.store is self._store
-            if other.claim and other.claim.scope == scope and same_store:
-                raise NestedCallError(
-                    f"A guarded call of '{scope.route}' runs inside another one that "
-                    "has the same scope, or has used it before its commit. Give each "
-                    "operation a route or key of its own."
-                )
+    def _duplicate(self, decision: Decision, scope: Scope) -> Answer[Any]:
+        try:
+            answer = duplicate_answer(decision)
+        except IdempotencyHTTPException as error:
+            code = error.error_code
+            signals.refused.send(
+                self._sender, route=scope.route, error_code=code, enforced=True
+            )
+            raise
+        signals.replayed.send(self._sender, route=scope.route, enforced=True)
+        return answer
 
     def _log_lost_lease(self, call: Call, scope: Scope | None) -> None:
         log.warning(
@@ -237,30 +268,6 @@ class IdempotencyMutationGuard:
             scope.route if scope else "",
             extra={"idempotency_record_id": str(call.claim and call.claim.record_id)},
         )
-
-    def _transaction_to_join(self, call: Call) -> Connection | None:
-        """
-        Make the session ready for a claim beside it.
-
-        Returns:
-            The session's connection where the claim must be part of its transaction:
-            inside another call whose snapshot would hide it. None is the rule.
-        """
-        session = call.session
-        if not session.in_transaction():
-            return None
-        connection = connection_of(call)
-        if not self._store.dialect.hides_claims(connection):
-            return None
-        if call.host is not None:
-            return connection
-        pending = session.new or session.dirty or session.deleted
-        if (
-            pending or has_written(connection, unknown=False)
-        ) and self._config.before_view_writes == "refuse":
-            raise IdempotencyConfigError(_EARLY_WRITES)
-        session.commit()
-        return None
 
     def _answer_of_new_owner(
         self, call: Call, scope: Scope | None, request_hash: str
@@ -286,13 +293,6 @@ class IdempotencyMutationGuard:
         return StoredResponse(code=status, body=body)
 
 
-_EARLY_WRITES = (
-    "The session has uncommitted changes from before this call (a before_request "
-    "function?), and the transaction's snapshot would hide the claim from it. Commit "
-    "them there, or set IDEMPOTENCY_BEFORE_VIEW_WRITES = 'commit'."
-)
-
-
 def _reraise(error: Exception) -> Any:
     raise error
 
@@ -305,9 +305,9 @@ def _split(result: object) -> tuple[object, int]:
     return result, _SUCCESS
 
 
-def _seconds(name: str, value: Duration) -> float:
+def _seconds(name: str, value: Duration, *, minimum: float = 1.0) -> float:
     try:
-        return seconds_of(value)
+        return seconds_of(value, minimum=minimum)
     except ValueError as error:
         raise IdempotencyConfigError(
             f"{name} is {value!r}; it must be {error}."

@@ -23,9 +23,13 @@ _BARE = re.compile(_UNQUOTED)
 _HOW = 'Send it once, as 1 to 255 printable ASCII characters in quotes: "k-123".'
 
 
-def parse_key(raw: str) -> str:
+def parse_key(raw: str, *, strict: bool = False) -> str:
     """
     Return the key that a header value (RFC 9651 String, or bare) stands for.
+
+    Args:
+        raw: The value as it was sent.
+        strict: Refuse a key without quotes.
 
     Raises:
         IdempotencyKeyInvalid: If the value is empty, malformed, longer than 255
@@ -35,14 +39,16 @@ def parse_key(raw: str) -> str:
     quoted = _QUOTED.fullmatch(text)
     if quoted:
         key = re.sub(r"\\(.)", r"\1", quoted[1])
-    elif _BARE.fullmatch(text):
-        key = text
-    else:
-        raise IdempotencyKeyInvalid(f"The idempotency key {_fault(text)}. {_HOW}")
-    if not key:
-        raise IdempotencyKeyInvalid(f"The idempotency key is empty. {_HOW}")
-    if len(key) > SCOPE_LENGTHS["idempotency_key"]:
+        return _checked(key, "is empty" if not key else "")
+    if not _BARE.fullmatch(text):
+        return _checked(text, _fault(text))
+    return _checked(text, "has no quotes around it" if strict else "")
+
+
+def _checked(key: str, fault: str) -> str:
+    if not fault and len(key) > SCOPE_LENGTHS["idempotency_key"]:
         fault = f"has {len(key)} characters"
+    if fault:
         raise IdempotencyKeyInvalid(f"The idempotency key {fault}. {_HOW}")
     return key
 

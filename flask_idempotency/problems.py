@@ -48,7 +48,6 @@ def problem_response(error: IdempotencyError, config: Config) -> WerkzeugRespons
     for name, value in error.get_headers(request.environ):
         if name.lower() != "content-type":
             response.headers.add(name, value)
-    response.headers["Cache-Control"] = "no-store"
     return response
 
 

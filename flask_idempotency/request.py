@@ -1,11 +1,9 @@
-"""The current request as the guard needs it: key, caller, scope and request hash."""
+"""The current request as the guard needs it: key, caller and scope."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import sys
-from io import BytesIO
 from typing import TYPE_CHECKING
 
 from flask import current_app, request
@@ -16,14 +14,14 @@ from .exceptions import (
     IdempotencyKeyInvalid,
     IdempotencyKeyMissing,
 )
-from .fingerprint import canonical_json, digest
 from .keys import parse_key
 from .lifecycle import SCOPE_LENGTHS, Scope, check_text
+from .request_hash import is_form, parse_form
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
 
-    from werkzeug.datastructures import FileStorage
+    from flask import Response
 
     from .config import Config, RouteOptions
     from .state import IdempotencyState
@@ -32,8 +30,6 @@ log = logging.getLogger(__name__)
 
 #: Where a declared route leaves its options for ``Idempotency.scope``.
 OPTIONS = "flask_idempotency.options"
-_FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
-_CHUNK = 64 * 1024
 _NO_LOADER = """\
 Nothing tells who the caller is, and keys of different callers must not meet. Add
 
@@ -60,22 +56,9 @@ def read_key(options: RouteOptions, config: Config) -> str | None:
 
 def _how_to_send(config: Config) -> str:
     where = f"the header {config.header}"
-    if request.mimetype in _FORM_TYPES:
+    if is_form():
         where += f" or the form field '{config.form_field}'"
     return f"This operation needs an idempotency key: send {where}."
-
-
-def _keep_raw_form() -> None:
-    """Read the body before the form is parsed, so that the view has both."""
-    if request.mimetype == _FORM_TYPES[0]:
-        _read_body()
-
-
-def _read_body() -> bytes:
-    """Return the body, and leave it to the view in every form that Flask offers."""
-    body = request.get_data()
-    request.stream = BytesIO(body)
-    return body
 
 
 def _given_key(loader: Callable[[], str | None]) -> str | None:
@@ -83,6 +66,13 @@ def _given_key(loader: Callable[[], str | None]) -> str | None:
         key = loader()
     except LookupError:
         return None
+    except (TypeError, AttributeError) as error:
+        # Such as request.json["id"] where the client sent a list: its mistake, or one
+        # in the function. Never "no key", which would run the view unprotected.
+        log.warning("The function for the key of this route failed.", exc_info=True)
+        raise IdempotencyKeyInvalid(
+            "The idempotency key could not be read from the request."
+        ) from error
     if key is None or key == "":
         return None
     try:
@@ -95,15 +85,25 @@ def _given_key(loader: Callable[[], str | None]) -> str | None:
 
 def _client_key(config: Config) -> str | None:
     raw = request.headers.get(config.header)
-    key = None if raw is None else parse_key(raw)
-    if request.mimetype not in _FORM_TYPES:
-        return key
-    _keep_raw_form()
+    key = None if raw is None else parse_key(raw, strict=config.strict_keys)
+    if is_form():
+        key = _form_key(config, key)
+    pattern = config.key_pattern
+    if key is not None and pattern is not None and not pattern.fullmatch(key):
+        raise IdempotencyKeyInvalid(
+            "The idempotency key has not the form that this service asks for: "
+            f"{pattern.pattern}"
+        )
+    return key
+
+
+def _form_key(config: Config, header_key: str | None) -> str | None:
+    parse_form()
     fields = request.form.getlist(config.form_field)
     if not fields:
-        return key
-    form_key = parse_key(fields[0])
-    if len(fields) > 1 or key not in {None, form_key}:
+        return header_key
+    form_key = parse_key(fields[0])  # no structured field, so never with quotes only
+    if len(fields) > 1 or header_key not in {None, form_key}:
         raise IdempotencyKeyInvalid(
             f"The header {config.header} and the form field '{config.form_field}' "
             "must hold one and the same key."
@@ -112,7 +112,7 @@ def _client_key(config: Config) -> str | None:
 
 
 def scope_of_request(
-    state: IdempotencyState, route: str, key: str, *, anonymous: bool
+    state: IdempotencyState, route: str, key: str, options: RouteOptions
 ) -> Scope:
     """
     Return the scope of a key of the current request.
@@ -122,11 +122,36 @@ def scope_of_request(
         IdempotencyConfigError: If nothing is set up to name callers.
     """
     return Scope(
-        tenant_id=_tenant_id(state),
-        user_id=_user_id(state, anonymous=anonymous),
+        tenant_id=_tenant_id(state, options),
+        user_id=_user_id(state, options),
         route=route,
         idempotency_key=key,
     )
+
+
+def note_ignored_key(state: IdempotencyState, response: Response) -> Response:
+    """
+    Log, once per endpoint, that a client's key does nothing there.
+
+    Any client may send one to any route, but it may also take the route for a
+    protected one. Errors are passed over: a login may have refused before our guard.
+    """
+    ignored = (
+        state.config.header in request.headers
+        and OPTIONS not in request.environ
+        and response.status_code < 400  # noqa: PLR2004 - RFC 9110, section 15.5
+    )
+    endpoint = request.endpoint
+    if ignored and endpoint is not None and endpoint not in state.noted:
+        state.noted.add(endpoint)
+        log.warning(
+            "The endpoint '%s' got a %s request with %s, which does nothing there: the "
+            "view is not declared @idempotent, or the method is safe.",
+            endpoint,
+            request.method,
+            state.config.header,
+        )
+    return response
 
 
 def route_name() -> str:
@@ -141,21 +166,24 @@ def route_name() -> str:
     return name
 
 
-def _tenant_id(state: IdempotencyState) -> str:
-    if state.loaders.tenant_id is None:
-        return ""
-    return _identity("tenant_id", state.loaders.tenant_id)
+def _tenant_id(state: IdempotencyState, options: RouteOptions) -> str:
+    given = options.tenant_id
+    if isinstance(given, str):
+        return given
+    loader = given or state.loaders.tenant_id
+    return "" if loader is None else _identity("tenant_id", loader)
 
 
-def _user_id(state: IdempotencyState, *, anonymous: bool) -> str:
-    loader = state.loaders.user_id or _flask_login_loader()
+def _user_id(state: IdempotencyState, options: RouteOptions) -> str:
+    given = options.user_id
+    if isinstance(given, str):
+        return given
+    loader = given or state.loaders.user_id or _flask_login_loader()
     if loader is None:
-        if anonymous:
+        if options.anonymous:
             return ""
         raise IdempotencyConfigError(_NO_LOADER)
-    if anonymous:
-        return _identity("user_id", loader, empty_is="")
-    return _identity("user_id", loader)
+    return _identity("user_id", loader, empty_is="" if options.anonymous else None)
 
 
 def _identity(
@@ -187,57 +215,3 @@ def _flask_login_loader() -> Callable[[], str | None] | None:
         return None
     user = flask_login.current_user
     return lambda: user.get_id() if user.is_authenticated else None
-
-
-def request_hash(route: str, config: Config) -> str:
-    """
-    Return the fingerprint of the current request.
-
-    Method, route, path arguments, query (order of names does not matter) and body by
-    media type: JSON by meaning, forms by fields, uploads by the digests of their
-    files, anything else by bytes.
-    """
-    arguments = sorted((request.view_args or {}).items())
-    return digest(
-        [
-            request.method,
-            route,
-            digest(f"{name}={value}" for name, value in arguments),
-            digest(_pairs(request.args.lists())),
-            request.mimetype,
-            *_body(config.form_field),
-        ]
-    )
-
-
-def _body(key_field: str) -> Iterator[str | bytes]:
-    if request.mimetype in _FORM_TYPES:
-        _keep_raw_form()
-        fields = ((n, v) for n, v in request.form.lists() if n != key_field)
-        yield digest(_pairs(fields))
-        yield digest(_files())
-    elif request.is_json:
-        yield canonical_json(_read_body())
-    else:
-        yield _read_body()
-
-
-def _files() -> Iterator[str | bytes]:
-    for name, files in sorted(request.files.lists()):
-        for file in files:
-            yield from (name, file.filename or "", file.mimetype, _digest(file))
-
-
-def _pairs(lists: Iterable[tuple[str, list[str]]]) -> Iterator[str]:
-    for name, values in sorted(lists):
-        for value in values:
-            yield name
-            yield value
-
-
-def _digest(file: FileStorage) -> bytes:
-    sha = hashlib.sha256()
-    while chunk := file.stream.read(_CHUNK):
-        sha.update(chunk)
-    file.stream.seek(0)
-    return sha.digest()

@@ -6,14 +6,20 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from flask import current_app
+from markupsafe import Markup
 from werkzeug.datastructures import Headers
 from werkzeug.wsgi import ClosingIterator
 
 from .exceptions import REPLAYED, ResultNotStorable
+from .keys import new_key
 from .lifecycle import StoredResponse
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from flask import Response
+
+    from .config import Config
 
 #: Made anew for each exchange, or meant for the first caller alone.
 _NOT_STORED = frozenset(
@@ -38,11 +44,24 @@ _NOT_STORED = frozenset(
 )
 
 
-def store_response(response: Response, *, max_size: int) -> StoredResponse:
+def store_response(
+    response: Response,
+    *,
+    max_size: int,
+    store_body: bool = True,
+    passed_on: Callable[[], None] = lambda: None,
+) -> StoredResponse:
     """
     Return what is kept of an answer, whose body is made into bytes here.
 
-    A body above `max_size` is passed on to the client piece by piece and not kept.
+    A body above `max_size`, and a stream of events, is passed on to the client piece
+    by piece and not kept.
+
+    Args:
+        response: The answer.
+        max_size: Bytes of a body that are kept.
+        store_body: False: no body is kept, except an empty one.
+        passed_on: Called after each piece that is made when the call is over.
 
     Raises:
         ResultNotStorable: If the status is none of HTTP's (RFC 9110, section 15).
@@ -51,6 +70,7 @@ def store_response(response: Response, *, max_size: int) -> StoredResponse:
         raise ResultNotStorable(
             f"The answer has the status {response.status_code}; HTTP has 100 to 599."
         )
+    body = _body(response, max_size, passed_on)
     return StoredResponse(
         code=response.status_code,
         headers=tuple(
@@ -58,11 +78,13 @@ def store_response(response: Response, *, max_size: int) -> StoredResponse:
             for name, value in response.headers
             if name.lower() not in _NOT_STORED
         ),
-        body=_body(response, max_size),
+        body=body if store_body or not body else None,
     )
 
 
-def _body(response: Response, max_size: int) -> bytes | None:
+def _body(
+    response: Response, max_size: int, passed_on: Callable[[], None]
+) -> bytes | None:
     if not response.is_streamed and not response.direct_passthrough:
         body = response.get_data()
         return body if len(body) <= max_size else None
@@ -72,19 +94,56 @@ def _body(response: Response, max_size: int) -> bytes | None:
     close = getattr(source, "close", lambda: None)
     pieces: list[bytes] = []
     size = 0
+    if response.mimetype == "text/event-stream":  # lives as long as the client listens
+        max_size = -1
     try:
-        for piece in encoded:
+        for piece in encoded if max_size >= 0 else ():
             pieces.append(piece)
             size += len(piece)
             if size > max_size:
-                response.response = ClosingIterator(chain(pieces, encoded), close)
-                return None
+                break
+        if size > max_size:
+            rest = _passing_on(encoded, passed_on)
+            response.response = ClosingIterator(chain(pieces, rest), close)
+            return None
     except BaseException:
         close()
         raise
     close()
     response.response = pieces
     return b"".join(pieces)
+
+
+def _passing_on(
+    pieces: Iterable[bytes], passed_on: Callable[[], None]
+) -> Iterator[bytes]:
+    for piece in pieces:
+        passed_on()
+        yield piece
+
+
+def rebuilt(stored: StoredResponse, response: Response) -> Response:
+    """
+    Complete an answer that was made anew for a replay.
+
+    It gets the stored status, unless it says itself that it is an error, and those
+    stored headers that it does not set.
+    """
+    if response.status_code < 400:  # noqa: PLR2004 - RFC 9110, section 15.5
+        response.status_code = stored.code
+    for name in dict.fromkeys(name for name, _ in stored.headers):
+        if name not in response.headers:
+            for value in (v for n, v in stored.headers if n == name):
+                response.headers.add(name, value)
+    response.headers[REPLAYED] = "true"
+    return response
+
+
+def key_field(config: Config) -> Markup:
+    """Return a hidden form field with a fresh key: ``{{ idempotency_field() }}``."""
+    return Markup('<input type="hidden" name="{}" value="{}">').format(
+        config.form_field, new_key()
+    )
 
 
 def replay(stored: StoredResponse) -> Response:

@@ -54,6 +54,7 @@ class IdempotencyState:
         record_class: Model of the record on `db`.
         config: The application's settings.
         loaders: Who is calling.
+        noted: Endpoints of which the log has said that they ignore keys.
     """
 
     app: Flask
@@ -61,6 +62,7 @@ class IdempotencyState:
     record_class: type[IdempotencyRecordMixin]
     config: Config
     loaders: Loaders
+    noted: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _guard: IdempotencyMutationGuard | None = None
     _store: IdempotencyStore | None = None
@@ -110,6 +112,7 @@ class IdempotencyState:
                     self.config,
                     dumps=self.app.json.dumps,
                     loads=self.app.json.loads,
+                    sender=self.app,
                 )
 
     def _engine(self) -> Engine:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from flask.cli import with_appcontext
 
-from flask_idempotency.config import seconds_of
 from flask_idempotency.exceptions import IdempotencyError, IdempotencyStoreUnavailable
 from flask_idempotency.lifecycle import SCOPE_LENGTHS, Scope, Verdict, check_text
 from flask_idempotency.ops import maintenance
+from flask_idempotency.settings import seconds_of
 from flask_idempotency.state import get_state
 
 if TYPE_CHECKING:

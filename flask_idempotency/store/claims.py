@@ -19,6 +19,7 @@ from flask_idempotency.lifecycle import (
     Decision,
     Verdict,
     check_text,
+    comparable_hash,
     decide,
     is_takeable,
 )
@@ -127,6 +128,7 @@ class Claims(StoreBase):
         """Decide on the record that is there; None if somebody else moves it."""
         if record.owner_token == trial.claim.owner_token:
             return _claimed(trial.claim, record)  # the answer of an INSERT was lost
+        trial = self._comparable(trial, record)
         facts = record.facts(trial.claim.request_hash)
         verdict = decide(facts)
         if not is_takeable(facts, retry_failed=trial.retry_failed):
@@ -138,6 +140,20 @@ class Claims(StoreBase):
             return Decision(outcome=verdict, record=failed) if failed else None
         taken = self._take_over(trial)
         return _claimed(trial.claim, taken) if taken else None
+
+    def _comparable(self, trial: _Try, record: RecordView) -> _Try:
+        """Leave a hash that other rules made as it is, in the record and the UPDATE."""
+        known = comparable_hash(trial.claim.request_hash, record.request_hash)
+        if known == trial.claim.request_hash or record.gone:
+            return trial
+        return replace(
+            trial,
+            claim=replace(trial.claim, request_hash=known),
+            parameters={
+                **trial.parameters,
+                "b_request_hash": self.dialect.bind_text(known),
+            },
+        )
 
     def _insert_or_see(self, trial: _Try) -> tuple[bool, RecordView | None]:
         """Insert the record, or return the one that is there (None: ask again)."""

@@ -14,7 +14,8 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 
 from flask_idempotency import IdempotencyConfigError, fingerprint, idempotent
 from flask_idempotency.config import Config
-from flask_idempotency.request import request_hash
+from flask_idempotency.fingerprint import Fingerprint
+from flask_idempotency.request_hash import request_hash
 from tests.databases import sqlite_database
 from tests.shop import Shop, statements_sent
 
@@ -689,5 +690,5 @@ def test_parts_of_a_request_are_kept_apart(shop: Shop) -> None:
             data=data,
             content_type=form,
         ):
-            hashes.add(request_hash("POST /accounts", Config()))
+            hashes.add(request_hash("POST /accounts", Config(), Fingerprint()))
     assert len(hashes) == 2

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flask_idempotency.config import Config
-from flask_idempotency.request import request_hash
+from flask_idempotency.fingerprint import Fingerprint
+from flask_idempotency.request_hash import request_hash
 from tests.shop import Shop
 
 if TYPE_CHECKING:
@@ -149,6 +150,6 @@ def leave_claimed(shop: Shop, key: str) -> None:
     """Leave a record whose owner vanished and whose lease lapsed."""
     with shop.app.test_request_context("/accounts", method="POST", json={"name": key}):
         shop.idempotency.store.claim(
-            shop.scope(key), request_hash("POST /accounts", Config())
+            shop.scope(key), request_hash("POST /accounts", Config(), Fingerprint())
         )
     shop.lapse(key)

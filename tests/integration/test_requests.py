@@ -11,7 +11,8 @@ from sqlalchemy.exc import IntegrityError
 from flask_idempotency import idempotent
 from flask_idempotency.config import Config
 from flask_idempotency.exceptions import LeaseLost
-from flask_idempotency.request import request_hash
+from flask_idempotency.fingerprint import Fingerprint
+from flask_idempotency.request_hash import request_hash
 from tests.shop import elsewhere
 
 if TYPE_CHECKING:
@@ -455,7 +456,7 @@ def claim_and_vanish(shop: Shop, *, view_committed: bool = False) -> None:
         "/accounts", method="POST", json={"name": "first"}
     ):
         decision = shop.idempotency.store.claim(
-            shop.scope(), request_hash("POST /accounts", Config())
+            shop.scope(), request_hash("POST /accounts", Config(), Fingerprint())
         )
     assert decision.claim is not None
     if view_committed:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency import IdempotencyConfigError, idempotent
-from flask_idempotency.config import Config, RouteOptions, seconds_of
+from flask_idempotency import Fingerprint, IdempotencyConfigError, idempotent
+from flask_idempotency.config import Config, RouteOptions
+from flask_idempotency.settings import seconds_of
 
 NAN, INFINITE = float("nan"), float("inf")
 
@@ -22,6 +23,10 @@ DEFAULTS = {
     "form_field": "idempotency_key",
     "required": False,
     "anonymous": False,
+    "strict_keys": False,
+    "key_pattern": None,
+    "wait_seconds": 0.0,
+    "mode": "enforce",
     "release_on": frozenset({401, 403, 408, 425, 429}),
     "max_response_size": 1024 * 1024,
     "commit": "unit",
@@ -76,7 +81,18 @@ GOOD: list[tuple[str, Any, str, Any]] = [
     ("ANONYMOUS", True, "anonymous", True),
     ("RELEASE_ON", [], "release_on", frozenset()),
     ("RELEASE_ON", [429, 429], "release_on", frozenset({429})),
-    ("RELEASE_ON", (400, 499), "release_on", frozenset({400, 499})),
+    ("RELEASE_ON", (400, 599), "release_on", frozenset({400, 599})),
+    ("STRICT_KEYS", True, "strict_keys", True),
+    ("KEY_PATTERN", "[a-z]+", "key_pattern", re.compile("[a-z]+")),
+    (
+        "KEY_PATTERN",
+        re.compile("k", re.IGNORECASE),
+        "key_pattern",
+        re.compile("k", re.IGNORECASE),
+    ),
+    ("WAIT", 0, "wait_seconds", 0.0),
+    ("WAIT", timedelta(seconds=2), "wait_seconds", 2.0),
+    ("MODE", "observe", "mode", "observe"),
     ("MAX_RESPONSE_SIZE", 0, "max_response_size", 0),
     ("MAX_RESPONSE_SIZE", 2**31, "max_response_size", 2**31),
     ("COMMIT", "view", "commit", "view"),
@@ -109,9 +125,16 @@ BAD: dict[str, tuple[list[Any], str]] = {
     "REQUIRED": (NO_FLAG, "True or False"),
     "ANONYMOUS": (NO_FLAG, "True or False"),
     "RELEASE_ON": (
-        [None, 429, "429", b"429", [200], [500], [399], [True], ["429"], [429.0]],
-        "a collection of HTTP statuses from 400 to 499",
+        [None, 429, "429", b"429", [200], [600], [399], [True], ["429"], [429.0]],
+        "a collection of HTTP statuses from 400 to 599",
     ),
+    "STRICT_KEYS": (NO_FLAG, "True or False"),
+    "KEY_PATTERN": (
+        [None, "", 1, b"k", "(", "[", ["k"]],
+        "a regular expression (str) that the whole key must match",
+    ),
+    "WAIT": (NO_DURATION, "a duration of 0 s or more, in seconds or as timedelta"),
+    "MODE": ([None, "", "Observe", "off", True], "'enforce' or 'observe'"),
     "MAX_RESPONSE_SIZE": (NO_INTEGER, "a whole number of 0 or more"),
     "MAX_ATTEMPTS": ([*NO_INTEGER, 0], "a whole number of 1 or more"),
     "POOL_SIZE": ([*NO_INTEGER, 0], "a whole number of 1 or more"),
@@ -239,13 +262,77 @@ OPTIONS: list[tuple[str, Any, str, Any]] = [
     ("retry_failed", True, "retry_failed", True),
     ("anonymous", True, "anonymous", True),
     ("claim", False, "claim", False),
+    ("tenant_id", "t1", "tenant_id", "t1"),
+    ("tenant_id", str, "tenant_id", str),
+    ("user_id", "psp", "user_id", "psp"),
+    ("user_id", str, "user_id", str),
+    ("fingerprint", None, "fingerprint", None),
+    ("fingerprint", dict, "fingerprint", dict),
+    (
+        "fingerprint",
+        Fingerprint(ignore=("/a",)),
+        "fingerprint",
+        Fingerprint(ignore=("/a",)),
+    ),
+    ("wait", 0, "wait_seconds", 0.0),
+    ("wait", timedelta(seconds=3), "wait_seconds", 3.0),
+    ("release_on", (), "release_on", frozenset()),
+    ("release_on", [503], "release_on", frozenset({503})),
+    ("release_on", bool, "release_on", bool),
+    ("store_body", False, "store_body", False),
+    ("rebuild", repr, "rebuild", repr),
+    ("authorize_replay", bool, "authorize_replay", bool),
+    ("fail_open", True, "fail_open", True),
+    ("mode", "observe", "mode", "observe"),
 ]
+
+
+async def asynchronous() -> str:
+    """Be no plain function."""
+    return "k"
+
+
+NO_CALLER: list[Any] = ["", 1, b"u", True, "a\0", asynchronous]
 BAD_OPTIONS: dict[str, tuple[list[Any], str]] = {
     "required": ([0, 1, "yes", "", []], "True or False"),
     "anonymous": ([0, 1, "yes"], "True or False"),
     "retry_failed": ([None, 0, 1, "yes"], "True or False"),
     "claim": ([None, 0, 1, "no"], "True or False"),
-    "key": (["id", 1, b"k", True], "a plain callable without arguments"),
+    "key": (["id", 1, b"k", True, asynchronous], "a plain (not async) function"),
+    "rebuild": (["id", 1, True, asynchronous], "a plain (not async) function"),
+    "authorize_replay": ([1, True, asynchronous], "a plain (not async) function"),
+    "store_body": ([None, 0, 1, "no"], "True or False"),
+    "fail_open": ([None, 0, 1, "yes"], "True or False"),
+    "mode": (["", "Observe", True], "'enforce' or 'observe'"),
+    "tenant_id": (
+        [*NO_CALLER, "t" * 65],
+        (
+            "a text of 1 to 64 characters without NUL, or a plain function that returns "
+            "one"
+        ),
+    ),
+    "user_id": (
+        [*NO_CALLER, "u" * 129],
+        (
+            "a text of 1 to 128 characters without NUL, or a plain function that returns "
+            "one"
+        ),
+    ),
+    "fingerprint": (
+        ["v1", 1, True, ("/a",), asynchronous],
+        "Fingerprint(…), a plain function without arguments, or None for the key alone",
+    ),
+    "release_on": (
+        [429, "429", [200], [600], [True], asynchronous],
+        (
+            "a collection of HTTP statuses from 400 to 599, or a plain function of the "
+            "response"
+        ),
+    ),
+    "wait": (
+        [v for v in NO_DURATION if v is not None],
+        "a duration of 0 s or more, in seconds or as timedelta",
+    ),
     "ttl": (
         [v for v in [*NO_DURATION, 0, 0.0, 0.5, timedelta(0)] if v is not None],
         "a duration of 1 s or more, in seconds or as timedelta",
@@ -278,6 +365,16 @@ def test_option_defaults() -> None:
         "retry_failed": False,
         "anonymous": None,
         "claim": True,
+        "tenant_id": None,
+        "user_id": None,
+        "fingerprint": Fingerprint(),
+        "wait_seconds": None,
+        "release_on": None,
+        "store_body": True,
+        "rebuild": None,
+        "authorize_replay": None,
+        "fail_open": False,
+        "mode": None,
     }
 
 
@@ -291,7 +388,11 @@ def test_good_option_is_read(
 
 
 @pytest.mark.parametrize(
-    "option", ["required", "key", "route", "ttl", "lease", "anonymous"]
+    "option",
+    [
+        *("required", "key", "route", "ttl", "lease", "anonymous", "tenant_id"),
+        *("user_id", "wait", "release_on", "rebuild", "authorize_replay", "mode"),
+    ],
 )
 def test_none_is_as_if_not_given(option: str) -> None:
     """None leaves an option that has no default of its own to the application."""
@@ -355,7 +456,15 @@ def test_route_overrides_the_application() -> None:
     """What a route says counts, also where it says False."""
     config = Config(ttl_seconds=5.0, lease_seconds=6.0, required=True, anonymous=True)
     given = RouteOptions.from_keywords(
-        {"ttl": 7, "lease": 8, "required": False, "anonymous": False}
+        {
+            "ttl": 7,
+            "lease": 8,
+            "required": False,
+            "anonymous": False,
+            "wait": 1,
+            "release_on": [],
+            "mode": "observe",
+        }
     )
     assert given.under(config) == given
 

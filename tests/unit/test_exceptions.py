@@ -25,6 +25,7 @@ HTTP_ERRORS = [
     ("IdempotencyKeyMissing", 400, "IDEMPOTENCY_KEY_MISSING", False),
     ("IdempotencyKeyInvalid", 400, "IDEMPOTENCY_KEY_INVALID", False),
     ("IdempotencyCallerUnknown", 403, "IDEMPOTENCY_CALLER_UNKNOWN", False),
+    ("IdempotencyReplayForbidden", 403, "IDEMPOTENCY_REPLAY_FORBIDDEN", False),
     ("IdempotencyInProgress", 409, "IDEMPOTENCY_IN_PROGRESS", True),
     ("IdempotencyOutcomeUnknown", 409, "IDEMPOTENCY_OUTCOME_UNKNOWN", False),
     ("IdempotencyResponseUnavailable", 409, "IDEMPOTENCY_RESPONSE_UNAVAILABLE", False),
@@ -158,6 +159,7 @@ def test_members_with_facts() -> None:
         outbox_event_id="e-1",
         expires_at=datetime(2030, 1, 2, 3, 4, 5, tzinfo=timezone.utc),
         retry_after_seconds=7,
+        safe_new_key=True,
     )
     assert error.data == {
         "title": "Conflict",
@@ -168,6 +170,7 @@ def test_members_with_facts() -> None:
         "task_id": "t-1",
         "outbox_event_id": "e-1",
         "expires_at": "2030-01-02T03:04:05+00:00",
+        "safe_new_key": True,
     }
 
 
@@ -177,13 +180,16 @@ def test_text_can_be_given() -> None:
 
 
 def headers_of(error: HTTPException) -> dict[str, str]:
-    """Return the headers with which an error is answered."""
-    return {n: v for n, v in error.get_headers() if n != "Content-Type"}
+    """Return the headers with which an error is answered, besides the common ones."""
+    headers = dict(error.get_headers())
+    assert headers.pop("Cache-Control") == "no-store"
+    del headers["Content-Type"]
+    return headers
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in HTTP_ERRORS])
-def test_error_adds_no_header_by_itself(name: str) -> None:
-    """Without a time and without a replay there is no header more."""
+def test_error_adds_few_headers_by_itself(name: str) -> None:
+    """No error may be cached; without a time and a replay that is all."""
     expected = {"Retry-After": "1"} if name == "IdempotencyStoreUnavailable" else {}
     assert headers_of(make(name)) == expected
 

@@ -1,0 +1,174 @@
+"""
+How a call comes to its record.
+
+Beside the session's transaction or as a part of it; at once, or after a wait for the
+call in progress.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .exceptions import IdempotencyConfigError, NestedCallError
+from .lifecycle import Decision, Verdict, decide
+from .unit_of_work import connection_of, has_written, hold
+from .waiting import Waiters
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
+
+    from .completion import CallOptions
+    from .config import Config
+    from .lifecycle import Scope
+    from .store import IdempotencyStore
+    from .unit_of_work import Call
+
+
+class Claiming:
+    """
+    Claims records for the calls of one application.
+
+    Args:
+        store: Keeps the records.
+        config: The application's settings.
+    """
+
+    def __init__(self, store: IdempotencyStore, config: Config) -> None:
+        self._store = store
+        self._config = config
+        self._waiters = Waiters(store.look)
+
+    def decide(
+        self, call: Call, scope: Scope, request_hash: str, options: CallOptions
+    ) -> Decision:
+        """
+        Claim the record for a call, or find out what a duplicate gets.
+
+        Args:
+            call: The call, which is not running yet.
+            scope: What the key is bound to.
+            request_hash: What is asked for.
+            options: How it is claimed, and how long to wait for a call in progress.
+        """
+        seconds = options.wait_seconds
+        if seconds is None:
+            seconds = self._config.wait_seconds
+        deadline = time.monotonic() + seconds
+        while True:
+            decision = self._claim(call, scope, request_hash, options)
+            seen_at = time.monotonic()
+            if (
+                decision.outcome is not Verdict.IN_PROGRESS
+                or seen_at >= deadline
+                or not self._let_go(call)
+            ):
+                return decision
+            try:
+                record = self._waiters.wait(
+                    scope, deadline=deadline, retry_failed=options.retry_failed
+                )
+            except TimeoutError:
+                return _aged(decision, time.monotonic() - seen_at)
+            if record is not None:
+                verdict = decide(record.facts(request_hash))
+                return Decision(outcome=verdict, record=record)
+
+    def claim(
+        self,
+        scope: Scope,
+        request_hash: str,
+        options: CallOptions,
+        connection: Connection | None = None,
+    ) -> Decision:
+        """Claim the record, beside whatever the session does."""
+        return self._store.claim(
+            scope,
+            request_hash,
+            ttl_seconds=options.ttl_seconds,
+            lease_seconds=options.lease_seconds,
+            retry_failed=options.retry_failed,
+            task_id_builder=options.task_id_builder,
+            outbox_event_id_builder=options.outbox_event_id_builder,
+            connection=connection,
+        )
+
+    def _let_go(self, call: Call) -> bool:
+        """Give the session's connection back for a wait, if nothing is lost by it."""
+        if call.host is not None:
+            return False
+        session = call.session
+        if session.in_transaction():
+            if _has_changes(session) or has_written(connection_of(call)):
+                return False
+            session.commit()
+        return True
+
+    def _claim(
+        self, call: Call, scope: Scope, request_hash: str, options: CallOptions
+    ) -> Decision:
+        self._refuse_recursion(call, scope)
+        connection = self._transaction_to_join(call)
+        decision = self.claim(scope, request_hash, options, connection)
+        if connection is not None and decision.claim is not None:
+            call.joined = True
+            hold(call)
+        return decision
+
+    def _refuse_recursion(self, call: Call, scope: Scope) -> None:
+        """Refuse a call whose record waits for the commit of a call around it."""
+        around = list(call.parent.chain()) if call.parent else []
+        pending = [inner for outer in around for inner in outer.completed]
+        for other in (*around, *(inner for inner in pending if not inner.settled)):
+            same_store = other.store is self._store
+            if other.claim and other.claim.scope == scope and same_store:
+                raise NestedCallError(
+                    f"A guarded call of '{scope.route}' runs inside another one that "
+                    "has the same scope, or has used it before its commit. Give each "
+                    "operation a route or key of its own."
+                )
+
+    def _transaction_to_join(self, call: Call) -> Connection | None:
+        """
+        Make the session ready for a claim beside it.
+
+        Returns:
+            The session's connection where the claim must be part of its transaction:
+            inside another call whose snapshot would hide it. None is the rule.
+        """
+        session = call.session
+        if not session.in_transaction():
+            return None
+        connection = connection_of(call)
+        if not self._store.dialect.hides_claims(connection):
+            return None
+        if call.host is not None:
+            return connection
+        if (
+            _has_changes(session) or has_written(connection, unknown=False)
+        ) and self._config.before_view_writes == "refuse":
+            raise IdempotencyConfigError(_EARLY_WRITES)
+        session.commit()
+        return None
+
+
+_EARLY_WRITES = (
+    "The session has uncommitted changes from before this call (a before_request "
+    "function?), and the transaction's snapshot would hide the claim from it. Commit "
+    "them there, or set IDEMPOTENCY_BEFORE_VIEW_WRITES = 'commit'."
+)
+
+
+def _has_changes(session: Session) -> bool:
+    return bool(session.new or session.dirty or session.deleted)
+
+
+def _aged(decision: Decision, seconds: float) -> Decision:
+    """Return a decision as it is some seconds after its record was read."""
+    record = decision.record
+    if record is None:
+        return decision
+    left = max(0.0, record.lease_seconds_left - seconds)
+    return replace(decision, record=replace(record, lease_seconds_left=left))

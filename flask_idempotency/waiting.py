@@ -1,0 +1,124 @@
+"""
+Waiting for a first call in progress, without load on the database.
+
+The waiters of one process share one question: whoever came first asks, in growing
+intervals, and what ends the wait is told to all.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .lifecycle import Verdict, decide, is_takeable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .lifecycle import RecordView, Scope
+
+_FIRST_SECONDS, _LONGEST_SECONDS, _GROWTH = 0.05, 1.0, 1.5
+
+
+@dataclass(eq=False)
+class _Watch:
+    """The waiters on one scope; all fields are read and written under the condition."""
+
+    condition: threading.Condition = field(default_factory=threading.Condition)
+    waiters: int = 0
+    asking: bool = False
+    interval_seconds: float = _FIRST_SECONDS
+    #: What ended the wait for everybody.
+    ended: RecordView | None = None
+
+
+class Waiters:
+    """
+    Lets duplicates wait for the first call.
+
+    Args:
+        look: Reads the record of a scope; a short statement that holds nothing.
+    """
+
+    def __init__(self, look: Callable[[Scope], RecordView | None]) -> None:
+        self._look = look
+        self._lock = threading.Lock()
+        self._watches: dict[Scope, _Watch] = {}
+
+    def wait(
+        self, scope: Scope, *, deadline: float, retry_failed: bool
+    ) -> RecordView | None:
+        """
+        Wait until the call in progress has ended.
+
+        Args:
+            scope: What the call's key is bound to.
+            deadline: When to give up, on the clock of ``time.monotonic``.
+            retry_failed: Whether the waiter would run a failed operation again.
+
+        Returns:
+            The record that answers the waiter; ``None`` if the waiter may have a
+            chance to claim it. Only one waiter at a time is told so.
+
+        Raises:
+            TimeoutError: If the call is still in progress at the deadline.
+        """
+        with self._lock:
+            watch = self._watches.setdefault(scope, _Watch())
+            watch.waiters += 1
+        try:
+            if self._is_first(watch, deadline):
+                return self._ask(scope, watch, deadline, retry_failed=retry_failed)
+            return watch.ended
+        finally:
+            with self._lock:
+                watch.waiters -= 1
+                over = watch.ended is not None or not watch.waiters
+                if over and self._watches.get(scope) is watch:
+                    del self._watches[scope]
+
+    def _is_first(self, watch: _Watch, deadline: float) -> bool:
+        """Become the one that asks, or wait until it has an answer for all."""
+        with watch.condition:
+            while watch.asking and watch.ended is None:
+                left = deadline - time.monotonic()
+                if left <= 0 or not watch.condition.wait(left):
+                    raise TimeoutError
+            first = watch.ended is None
+            watch.asking = watch.asking or first
+            return first
+
+    def _ask(
+        self, scope: Scope, watch: _Watch, deadline: float, *, retry_failed: bool
+    ) -> RecordView | None:
+        record: RecordView | None = None
+        final = False
+        try:
+            while not final:
+                self._pause(watch, deadline)
+                record = self._look(scope)
+                if record is None or is_takeable(
+                    record.facts(None), retry_failed=retry_failed
+                ):
+                    return None
+                final = decide(record.facts(None)) is not Verdict.IN_PROGRESS
+            return record
+        finally:
+            with watch.condition:
+                watch.asking = False
+                if final:
+                    watch.ended = record
+                    watch.condition.notify_all()
+                else:
+                    watch.condition.notify()
+
+    def _pause(self, watch: _Watch, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        seconds = watch.interval_seconds * random.uniform(0.75, 1.25)  # noqa: S311 - jitter, no secret
+        watch.interval_seconds = min(watch.interval_seconds * _GROWTH, _LONGEST_SECONDS)
+        time.sleep(min(seconds, left))
