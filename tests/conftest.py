@@ -109,3 +109,24 @@ def make_shop(database: Database) -> Iterator[Callable[..., Shop]]:
 def shop(make_shop: Callable[..., Shop]) -> Shop:
     """Give an application with the default configuration."""
     return make_shop()
+
+
+@pytest.fixture
+def make_quick(tmp_path: Path) -> Iterator[Callable[..., Shop]]:
+    """Make applications on SQLite, for what does not depend on the database."""
+    made: list[Shop] = []
+
+    def make(**config: object) -> Shop:
+        shop = Shop(sqlite_database(tmp_path, f"quick{len(made)}"), **config)
+        made.append(shop)
+        return shop
+
+    yield make
+    for shop in made:
+        shop.close()
+
+
+@pytest.fixture
+def quick(make_quick: Callable[..., Shop]) -> Shop:
+    """Give an application on SQLite with the default configuration."""
+    return make_quick()

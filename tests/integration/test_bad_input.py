@@ -49,27 +49,6 @@ NO_KEYS: dict[str, str] = {
 }
 
 
-@pytest.fixture
-def make_quick(tmp_path: Path) -> Iterator[Callable[..., Shop]]:
-    """Make applications on SQLite, for requests that reach no database."""
-    made: list[Shop] = []
-
-    def make(**config: object) -> Shop:
-        shop = Shop(sqlite_database(tmp_path, f"quick{len(made)}"), **config)
-        made.append(shop)
-        return shop
-
-    yield make
-    for shop in made:
-        shop.close()
-
-
-@pytest.fixture
-def quick(make_quick: Callable[..., Shop]) -> Shop:
-    """Give an application on SQLite."""
-    return make_quick()
-
-
 class Gate(Shop):
     """An application that refuses every request of its tests."""
 

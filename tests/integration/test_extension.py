@@ -37,7 +37,7 @@ from flask_idempotency.exceptions import IdempotencyHTTPException
 from flask_idempotency.state import get_state
 from flask_idempotency.store.dialects import dialect_for
 from tests.databases import sqlite_database
-from tests.shop import Shop
+from tests.shop import Shop, statements_sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,14 +49,6 @@ if TYPE_CHECKING:
 
 on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-
-
-@pytest.fixture
-def quick(tmp_path: Path) -> Iterator[Shop]:
-    """Give an application on SQLite, for what does not depend on the database."""
-    shop = Shop(sqlite_database(tmp_path, "quick"))
-    yield shop
-    shop.close()
 
 
 @pytest.fixture
@@ -873,10 +865,14 @@ def test_page_keeps_the_headers(quick: Shop) -> None:
     assert response.headers["Idempotent-Replayed"] == "true"
 
 
-def test_set_up_adds_no_hook_to_requests(quick: Shop) -> None:
-    """Routes that declare nothing cost nothing."""
+def test_route_that_declares_nothing_sends_nothing(quick: Shop) -> None:
+    """The one hook of the set-up looks for a header; there is no statement."""
     assert quick.app.before_request_funcs == {}
-    assert quick.app.after_request_funcs == {}
+    assert len(quick.app.after_request_funcs[None]) == 1
+    quick.app.add_url_rule("/accounts", view_func=lambda: "", methods=["POST"])
+    with statements_sent() as statements:
+        assert quick.post().status_code == 200
+    assert statements == []
 
 
 class User:
