@@ -116,9 +116,11 @@ class Waiters:
                     watch.condition.notify()
 
     def _pause(self, watch: _Watch, deadline: float) -> None:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
+        """Sleep until the next question, or the deadline if that is much earlier."""
+        left = max(0.0, deadline - time.monotonic())
         seconds = watch.interval_seconds * random.uniform(0.75, 1.25)  # noqa: S311 - jitter, no secret
         watch.interval_seconds = min(watch.interval_seconds * _GROWTH, _LONGEST_SECONDS)
         time.sleep(min(seconds, left))
+        # Waiters that came together end together: they do not ask one by one then.
+        if left < seconds / 2:
+            raise TimeoutError

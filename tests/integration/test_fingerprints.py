@@ -401,6 +401,11 @@ def test_upload_is_never_whole_in_memory(tmp_path: Any) -> None:
 def test_temporary_file_is_closed_with_the_request(quick: Shop) -> None:
     """A body that was kept in a file leaves nothing open."""
     kept: list[Any] = []
-    quick.view(lambda: kept.append(request.stream) or "")
+
+    def view() -> str:
+        kept.append(request.stream)
+        return ""
+
+    quick.view(view)
     quick.post(data=io.BytesIO(b"x" * 600_000), content_type="text/plain")
     assert kept[0].closed

@@ -1,0 +1,283 @@
+"""Duplicates that wait for the first call."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flask_idempotency import fingerprint
+from flask_idempotency.exceptions import IdempotencyInProgress
+from tests.shop import statements_sent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.shop import Shop
+
+TIMEOUT = 30
+
+
+class Held:
+    """A view that runs until it is let go."""
+
+    def __init__(self, shop: Shop, **options: Any) -> None:
+        self.shop = shop
+        self.started, self.let_go = threading.Event(), threading.Event()
+        self.result: Any = ("made", 201)
+        shop.view(self.view, **options)
+
+    def view(self) -> Any:
+        """Run until ``let_go``; the first run only."""
+        self.shop.runs.append(1)
+        if len(self.shop.runs) == 1:
+            self.started.set()
+            assert self.let_go.wait(TIMEOUT)
+            if isinstance(self.result, Exception):
+                raise self.result
+            return self.result
+        return "run again", 202
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Run requests at the same time."""
+    with ThreadPoolExecutor(max_workers=60) as pool:
+        yield pool
+
+
+def asked(statements: list[str]) -> threading.Event:
+    """Return what is set as soon as a waiter has asked the database once more."""
+    event = threading.Event()
+    before = len(statements)
+
+    def watch() -> None:
+        while len(statements) <= before and not event.wait(0.01):
+            pass
+        event.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    return event
+
+
+def test_waiter_gets_the_first_answer_when_it_is_there(
+    shop: Shop, pool: ThreadPoolExecutor
+) -> None:
+    """A duplicate waits for the first call and gets its answer as a replay."""
+    held = Held(shop, wait=TIMEOUT)
+    first = pool.submit(shop.post)
+    assert held.started.wait(TIMEOUT)
+    with statements_sent() as statements:
+        second = pool.submit(shop.post)
+        assert asked(statements).wait(TIMEOUT)
+    assert not second.done()
+    held.let_go.set()
+    assert first.result(TIMEOUT).status_code == 201
+    answer = second.result(TIMEOUT)
+    assert (answer.status_code, answer.data) == (201, b"made")
+    assert answer.headers["Idempotent-Replayed"] == "true"
+    assert shop.runs == [1]
+
+
+def test_wait_is_cut_by_its_limit(shop: Shop, pool: ThreadPoolExecutor) -> None:
+    """After the limit the answer is 409, with the lease that is left by then."""
+    held = Held(shop, wait=1, lease=30)
+    first = pool.submit(shop.post)
+    assert held.started.wait(TIMEOUT)
+    begun = time.monotonic()
+    answer = shop.post()
+    held.let_go.set()
+    assert time.monotonic() - begun >= 1
+    assert answer.status_code == 409
+    assert answer.json is not None
+    assert answer.json["code"] == "IDEMPOTENCY_IN_PROGRESS"
+    assert 20 <= int(answer.headers["Retry-After"]) <= 29
+    assert first.result(TIMEOUT).status_code == 201
+
+
+def test_conflict_does_not_wait(shop: Shop, pool: ThreadPoolExecutor) -> None:
+    """Another request under the key is refused at once."""
+    held = Held(shop, wait=TIMEOUT * 10)
+    first = pool.submit(shop.post)
+    assert held.started.wait(TIMEOUT)
+    assert shop.post("other").status_code == 422
+    held.let_go.set()
+    first.result(TIMEOUT)
+
+
+def test_application_has_a_default(
+    make_shop: Callable[..., Shop], pool: ThreadPoolExecutor
+) -> None:
+    """``IDEMPOTENCY_WAIT`` is the wait of routes that say nothing."""
+    shop = make_shop(IDEMPOTENCY_WAIT=timedelta(seconds=TIMEOUT))
+    held = Held(shop)
+    first = pool.submit(shop.post)
+    assert held.started.wait(TIMEOUT)
+    second = pool.submit(shop.post)
+    held.let_go.set()
+    codes = {first.result(TIMEOUT).status_code, second.result(TIMEOUT).status_code}
+    assert (codes, shop.runs) == ({201}, [1])
+
+
+def test_waiter_runs_what_was_freed(shop: Shop, pool: ThreadPoolExecutor) -> None:
+    """A first call that says "nothing was done" leaves its turn to a waiter."""
+    held = Held(shop, wait=TIMEOUT)
+    held.result = ("later", 429)
+    first = pool.submit(shop.post)
+    assert held.started.wait(TIMEOUT)
+    with statements_sent() as statements:
+        others = [pool.submit(shop.post) for _ in range(5)]
+        assert asked(statements).wait(TIMEOUT)
+    held.let_go.set()
+    assert first.result(TIMEOUT).status_code == 429
+    answers = [other.result(TIMEOUT) for other in others]
+    assert {answer.data for answer in answers} == {b"run again"}
+    assert sum("Idempotent-Replayed" in answer.headers for answer in answers) == 4
+    assert shop.runs == [1, 1]
+
+
+def test_waiter_retries_what_failed(shop: Shop, pool: ThreadPoolExecutor) -> None:
+    """With ``retry_failed`` one waiter runs a failed operation again."""
+    held = Held(shop, wait=TIMEOUT, retry_failed=True)
+    held.result = RuntimeError("broken")
+    first = pool.submit(shop.post)
+    assert held.started.wait(TIMEOUT)
+    others = [pool.submit(shop.post) for _ in range(5)]
+    held.let_go.set()
+    assert first.result(TIMEOUT).status_code == 500
+    assert {other.result(TIMEOUT).data for other in others} == {b"run again"}
+    assert shop.runs == [1, 1]
+
+
+def test_waiter_gets_a_failure(shop: Shop, pool: ThreadPoolExecutor) -> None:
+    """Without it the waiters get the failure."""
+    held = Held(shop, wait=TIMEOUT)
+    held.result = RuntimeError("broken")
+    first = pool.submit(shop.post)
+    assert held.started.wait(TIMEOUT)
+    second = pool.submit(shop.post)
+    held.let_go.set()
+    first.result(TIMEOUT)
+    answer = second.result(TIMEOUT)
+    assert answer.json is not None
+    assert answer.json["code"] == "IDEMPOTENCY_PREVIOUS_FAILURE"
+
+
+def test_waiter_takes_a_lapsed_lease_over(shop: Shop, pool: ThreadPoolExecutor) -> None:
+    """A waiter does not wait for a call that is gone."""
+    held = Held(shop, wait=TIMEOUT)
+    first = pool.submit(shop.post)
+    assert held.started.wait(TIMEOUT)
+    with statements_sent() as statements:
+        second = pool.submit(shop.post)
+        assert asked(statements).wait(TIMEOUT)
+    shop.lapse()
+    assert second.result(TIMEOUT).data == b"run again"
+    held.let_go.set()
+    assert first.result(TIMEOUT).data == b"run again"
+
+
+def test_fifty_waiters_ask_few_questions(
+    make_shop: Callable[..., Shop], pool: ThreadPoolExecutor
+) -> None:
+    """The waiters of a process share one question, asked ever more seldom."""
+    shop = make_shop()
+    held = Held(shop, wait=3)
+    first = pool.submit(shop.post)
+    assert held.started.wait(TIMEOUT)
+    with statements_sent() as statements:
+        others = [pool.submit(shop.post) for _ in range(50)]
+        answers = [other.result(TIMEOUT) for other in others]
+    held.let_go.set()
+    first.result(TIMEOUT)
+    assert Counter(answer.status_code for answer in answers) == {409: 50}
+    looks = [s for s in statements if "FROM idempotency_record" in s]
+    claims_per_waiter = 1
+    assert len(looks) - 50 * claims_per_waiter < 20
+
+
+def test_waiter_holds_no_connection(
+    make_shop: Callable[..., Shop], pool: ThreadPoolExecutor
+) -> None:
+    """A pool of one connection serves the first call while others wait."""
+    shop = make_shop(
+        SQLALCHEMY_ENGINE_OPTIONS={
+            "pool_size": 1,
+            "max_overflow": 0,
+            "pool_timeout": 20,
+        }
+    )
+
+    @shop.app.before_request
+    def load_user() -> None:
+        shop.db.session.query(shop.Account).first()
+
+    waiting, arrived = threading.Event(), threading.Event()
+
+    def view() -> Any:
+        shop.runs.append(1)
+        shop.db.session.rollback()  # gives the connection up while it waits
+        arrived.set()
+        assert waiting.wait(TIMEOUT)
+        shop.db.session.query(shop.Account).first()
+        return "made", 201
+
+    shop.view(view, wait=TIMEOUT)
+    first = pool.submit(shop.post)
+    assert arrived.wait(TIMEOUT)
+    with statements_sent() as statements:
+        others = [pool.submit(shop.post) for _ in range(3)]
+        assert asked(statements).wait(TIMEOUT)
+        waiting.set()
+        codes = {call.result(TIMEOUT).status_code for call in (first, *others)}
+    assert (codes, shop.runs) == ({201}, [1])
+
+
+def test_request_that_has_written_does_not_wait(
+    make_quick: Callable[..., Shop], pool: ThreadPoolExecutor
+) -> None:
+    """A transaction with changes is not kept open for a wait: the first may need it."""
+    shop = make_quick()
+    held = Held(shop, wait=TIMEOUT * 10)
+
+    @shop.app.before_request
+    def write() -> None:
+        if held.started.is_set():
+            shop.db.session.add(shop.Account(name="early"))
+
+    first = pool.submit(shop.post)
+    assert held.started.wait(TIMEOUT)
+    assert shop.post().status_code == 409
+    held.let_go.set()
+    assert first.result(TIMEOUT).status_code == 201
+
+
+def test_service_waits_too(shop: Shop, pool: ThreadPoolExecutor) -> None:
+    """``run(wait=…)`` gives a service the first call's result."""
+    started, let_go = threading.Event(), threading.Event()
+
+    def handler() -> dict[str, int]:
+        shop.runs.append(1)
+        started.set()
+        assert let_go.wait(TIMEOUT)
+        return {"id": 1}
+
+    def call(wait: float) -> Any:
+        with shop.app.app_context():
+            return shop.idempotency.guard.run(
+                shop.scope(), fingerprint(1), handler, wait=wait
+            )
+
+    first = pool.submit(call, 0)
+    assert started.wait(TIMEOUT)
+    with pytest.raises(IdempotencyInProgress):
+        call(0)
+    second = pool.submit(call, TIMEOUT)
+    let_go.set()
+    assert first.result(TIMEOUT).value == second.result(TIMEOUT).value == {"id": 1}
+    assert (second.result().replayed, shop.runs) == (True, [1])
