@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from flask import Response
     from flask.typing import ResponseReturnValue
+    from sqlalchemy.orm import Session
 
     from .answers import Answer
     from .lifecycle import RecordView, Scope
@@ -176,7 +177,9 @@ def _respond(
                 response,
                 max_size=state.config.max_response_size,
                 store_body=options.store_body,
-                passed_on=lambda: _report_late_writes(state),
+                passed_on=functools.partial(
+                    _report_late_writes, state.session(), request.endpoint
+                ),
             ),
             rescue=_application_answer,
             releases=lambda response: _says_nothing_was_done(response, options),
@@ -244,14 +247,13 @@ def _says_nothing_was_done(response: Response, options: RouteOptions) -> bool:
     return release_on is not None and response.status_code in release_on
 
 
-def _report_late_writes(state: IdempotencyState) -> None:
+def _report_late_writes(session: Session, endpoint: str | None) -> None:
     """Report rows that a stream adds when its call is over: nobody commits them."""
-    session = state.session()
     if session.new or session.dirty or session.deleted:
         log.error(
             "The stream of '%s' changed the session after its call had ended, and "
             "nothing commits that. Write before the stream starts, or commit in it.",
-            request.endpoint,
+            endpoint,
         )
 
 
