@@ -9,6 +9,7 @@ from flask_idempotency.lifecycle import Diagnosis, Status, Verdict, decide
 
 from .base import StoreBase
 from .rows import record_of
+from .runner import TRIES, pause
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -50,7 +51,9 @@ class Queries(StoreBase):
         """
         Find out what became of a COMMIT whose answer was lost.
 
-        A locking read: a plain one says "nothing happened" just before it did.
+        A locking read: a plain one says "nothing happened" just before it did. It is
+        tried a few times, since a server needs a moment to notice that the connection
+        is gone, and to give up the lock of its transaction.
 
         Returns:
             The record's status if this claim wrote it or still owns it; ``None`` if
@@ -65,6 +68,11 @@ class Queries(StoreBase):
             record = record_of(row) if row is not None else None
             return record.status if record and _is_own(record, claim) else None
 
+        for attempt in range(1, TRIES):
+            status = self._runner.run_locked(work)
+            if status is not None:
+                return status
+            pause(attempt)
         return self._runner.run_locked(work)
 
 
