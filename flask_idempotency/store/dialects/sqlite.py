@@ -1,0 +1,64 @@
+"""SQLite: its clock, locks and errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import func
+
+from .base import Dialect
+
+if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement, Connection
+    from sqlalchemy.exc import DBAPIError, IntegrityError
+
+
+class SQLite(Dialect):
+    """SQLite through the standard library's driver."""
+
+    begin = ("BEGIN IMMEDIATE",)
+    drivers = frozenset({"pysqlite"})
+    # The text form in which SQLAlchemy keeps a DateTime, so that texts compare as
+    # instants; SQLite's clock has milliseconds.
+    _FORMAT = "%Y-%m-%d %H:%M:%f000"
+
+    def prepare(self, connection: Any) -> None:
+        # From Python 3.12 on an application may choose the driver's new mode, in
+        # which SQLAlchemy's AUTOCOMMIT has no effect.
+        if getattr(connection, "autocommit", None) is False:
+            connection.autocommit = True
+
+    def now(self) -> ColumnElement[Any]:
+        return func.strftime(self._FORMAT, "now")
+
+    def later(self, seconds: ColumnElement[float]) -> ColumnElement[Any]:
+        return func.strftime(self._FORMAT, "now", func.printf("%+.3f seconds", seconds))
+
+    def seconds_until(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return (func.julianday(column) - func.julianday("now")) * 86400.0
+
+    def code(self, error: DBAPIError) -> object:
+        return str(error.orig)
+
+    def is_transient(self, error: DBAPIError) -> bool:
+        return "database is locked" in str(error.orig)
+
+    def is_schema_error(self, error: DBAPIError) -> bool:
+        return str(error.orig).startswith(("no such table", "no such column")) or (
+            "has no column named" in str(error.orig)
+        )
+
+    def is_duplicate(self, error: IntegrityError, constraint: str, table: str) -> bool:
+        return f"{table}.idempotency_key" in str(error.orig)
+
+    def hides_claims(self, connection: Connection) -> bool:
+        return self._in_transaction(connection)
+
+    def begin_before_savepoint(self, connection: Connection) -> None:
+        # In the driver's legacy mode a savepoint opens no transaction, and releasing
+        # it would commit.
+        if not self._in_transaction(connection):
+            connection.exec_driver_sql("BEGIN")
+
+    def _in_transaction(self, connection: Connection) -> bool:
+        return bool(connection.connection.dbapi_connection.in_transaction)  # type: ignore[union-attr]
