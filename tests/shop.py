@@ -172,6 +172,16 @@ def statements_sent() -> Iterator[list[str]]:
         event.remove(Engine, "before_cursor_execute", listen)
 
 
+def unavailable(response: TestResponse) -> None:
+    """Check that an answer is the documented 503."""
+    assert response.status_code == 503
+    assert response.mimetype == "application/problem+json"
+    assert int(response.headers["Retry-After"]) >= 1
+    assert response.json is not None
+    assert response.json["code"] == "IDEMPOTENCY_STORE_UNAVAILABLE"
+    assert response.json["retryable"] is True
+
+
 def elsewhere(function: Callable[[], T]) -> T:
     """Run `function` as another process would: in a thread without our context."""
     with ThreadPoolExecutor(max_workers=1) as pool:

@@ -13,12 +13,10 @@ from sqlalchemy.pool import NullPool
 
 from flask_idempotency import fingerprint, idempotent
 from flask_idempotency.exceptions import IdempotencyStoreUnavailable
-from tests.shop import cut_off, elsewhere
+from tests.shop import cut_off, elsewhere, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from werkzeug.test import TestResponse
 
     from tests.shop import Shop
 
@@ -34,16 +32,6 @@ def down(shop: Shop) -> Iterator[Shop]:
     """Give an application whose database went away before its first request."""
     with cut_off(shop):
         yield shop
-
-
-def unavailable(response: TestResponse) -> None:
-    """Check that an answer is the documented 503."""
-    assert response.status_code == 503
-    assert response.mimetype == "application/problem+json"
-    assert int(response.headers["Retry-After"]) >= 1
-    assert response.json is not None
-    assert response.json["code"] == "IDEMPOTENCY_STORE_UNAVAILABLE"
-    assert response.json["retryable"] is True
 
 
 def records(shop: Shop) -> int:
