@@ -137,7 +137,7 @@ class IdempotencyState:
             return SharedConnection(
                 self.session, lambda: current_call.get() is not None
             )
-        return OwnPool(engine, pool_size=self.config.pool_size, prepare=dialect.prepare)
+        return OwnPool(engine, pool_size=self.config.pool_size, dialect=dialect)
 
 
 def get_state() -> IdempotencyState:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import threading
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
@@ -24,9 +25,15 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
     from sqlalchemy.orm import Session
 
+    from .dialects import Dialect
+
 #: Longest wait for a connection of the store's pool.
 WAIT_SECONDS = 5.0
+#: Longest wait for the server: for one answer, and for a new connection.
+ANSWER_SECONDS = 5.0
 
+#: Set while a store's pool hands out a connection, which it may have to make first.
+_connecting: ContextVar[Dialect | None] = ContextVar("connecting", default=None)
 
 _POOLS: WeakSet[OwnPool] = WeakSet()
 
@@ -52,16 +59,14 @@ class OwnPool:
         engine: The application's engine. Its pool's connect listeners (pragmas,
             ``search_path``, tokens) apply here too, since the pool is a copy of it.
         pool_size: Connections that may be in use at once.
-        prepare: Called with each new driver connection.
+        dialect: Speaks for the database.
     """
 
     autocommit = True
 
-    def __init__(
-        self, engine: Engine, *, pool_size: int, prepare: Callable[[Any], None]
-    ) -> None:
+    def __init__(self, engine: Engine, *, pool_size: int, dialect: Dialect) -> None:
         self._source = engine
-        self._prepare = prepare
+        self._dialect = dialect
         # The copy of a pool may be smaller than `pool_size`. Slots bound the use of
         # any kind of pool, so that the wait is ours and never the pool's own timeout.
         if isinstance(engine.pool, QueuePool) and engine.pool.size():
@@ -88,7 +93,12 @@ class OwnPool:
             return self._copy
 
     def _make_copy(self) -> Engine:
+        # The pool's copy connects through the source, so that is where to listen.
+        if not event.contains(self._source, "do_connect", _connect):
+            event.listen(self._source, "do_connect", _connect)
         pool = self._source.pool.recreate()
+        # Before everything that asks the server, also SQLAlchemy itself.
+        event.listen(pool, "connect", self._limit, insert=True)
         copy = create_engine(
             self._source.url,
             pool=pool,
@@ -96,15 +106,28 @@ class OwnPool:
             # Parameters hold keys and answers, which belong in no log.
             hide_parameters=True,
         )
-        event.listen(copy, "connect", lambda raw, _record: self._prepare(raw))
+        event.listen(copy, "connect", lambda raw, _record: self._dialect.prepare(raw))
         options = dict(self._source.get_execution_options())
         options.pop("isolation_level", None)
         return copy.execution_options(**options)
+
+    def _limit(self, raw: Any, _record: object) -> None:
+        self._dialect.limit(raw, ANSWER_SECONDS)
+
+    def _check_out(self) -> Connection:
+        token = _connecting.set(self._dialect)
+        try:
+            return self.engine.connect()
+        finally:
+            _connecting.reset(token)
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
         """
         Lend a connection, waiting for one at most ``WAIT_SECONDS``.
+
+        Whatever then stays without an answer for ``ANSWER_SECONDS`` fails, and the
+        connection is not used again.
 
         Raises:
             sqlalchemy.exc.TimeoutError: If none became free in time.
@@ -113,7 +136,7 @@ class OwnPool:
             message = f"The store's pool had no free connection for {WAIT_SECONDS:g} s."
             raise PoolTimeoutError(message)
         try:
-            with self.engine.connect() as connection:
+            with self._check_out() as connection:
                 yield connection
         finally:
             self._slots.release()
@@ -153,6 +176,32 @@ class SharedConnection:
 
     def close(self) -> None:
         """Do nothing: the connection is the session's."""
+
+
+def _connect(
+    sql_dialect: Any, record: Any, cargs: list[Any], cparams: dict[str, Any]
+) -> Any:
+    """
+    Connect with limits where the connection is for a store, and only there.
+
+    A listener on the application's engine. The limits cannot just be added to
+    `cparams`: SQLAlchemy 2.0 would keep them for the application's connections, too.
+    """
+    dialect = _connecting.get()
+    if dialect is None:
+        return None
+    cparams = {**dialect.connect_arguments(ANSWER_SECONDS), **cparams}
+    listeners = list(sql_dialect.dispatch.do_connect)
+    # Those before this one have been called; those after it are not, once it connects.
+    for listener in listeners[listeners.index(_connect) + 1 :]:
+        raw = listener(sql_dialect, record, cargs, cparams)
+        if raw is not None:
+            break
+    else:
+        raw = sql_dialect.connect(*cargs, **cparams)
+    # Already here, since listeners on all pools come before those on the store's.
+    dialect.limit(raw, ANSWER_SECONDS)
+    return raw
 
 
 def shares_one_connection(engine: Engine) -> bool:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How often short work is tried, and after how long it is not tried again.
+#: How often short work is tried, and after how long it is not tried again: a try that
+#: met a silent server took as long, and is the last.
 TRIES = 5
 _PATIENCE_SECONDS = 5.0
 #: How often it is tried when somebody else holds the lock that it needs.

@@ -41,6 +41,18 @@ class Dialect:
         """Return a text as the byte-exact columns of this database take it."""
         return value
 
+    def connect_arguments(self, seconds: float) -> dict[str, Any]:
+        """Return arguments that let the driver give up what stays unanswered."""
+        return {}
+
+    def limit(self, connection: Any, seconds: float) -> None:
+        """
+        Let what is sent on a driver connection fail if the server stays silent.
+
+        By means of the client only: behind a pooler, what is set on the server would
+        reach sessions of the application. A connection may be limited twice.
+        """
+
     def prepare(self, connection: Any) -> None:
         """Set up a driver connection of the store's own pool."""
 

@@ -163,6 +163,20 @@ class MySQL(Dialect):
     def __init__(self) -> None:
         self._snapshot_isolation: bool | None = None
 
+    def connect_arguments(self, seconds: float) -> dict[str, Any]:
+        return {
+            "connect_timeout": seconds,
+            "read_timeout": seconds,
+            "write_timeout": seconds,
+        }
+
+    def limit(self, connection: Any, seconds: float) -> None:
+        # Already there, unless the engine has a `creator`, which gets no arguments;
+        # PyMySQL has no public way to set them later.
+        for name in ("_read_timeout", "_write_timeout"):
+            if getattr(connection, name, None) is None:
+                setattr(connection, name, seconds)
+
     def prepare(self, connection: Any) -> None:
         with connection.cursor() as cursor:
             # 0 would be shorter, but on MariaDB breaks a COMMIT after SKIP LOCKED.

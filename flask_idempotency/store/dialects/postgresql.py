@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import os
+import time
+import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Float, cast, extract, func, text, true
@@ -9,6 +14,8 @@ from sqlalchemy import Float, cast, extract, func, text, true
 from .base import Dialect
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from sqlalchemy import ColumnElement, Connection
     from sqlalchemy.exc import DBAPIError, IntegrityError
 
@@ -22,6 +29,16 @@ class PostgreSQL(Dialect):
     transient = frozenset({"40001", "40P01"})
     locked = frozenset({"55P03"})
     schema = frozenset({"42P01", "42703", "3F000"})
+
+    def connect_arguments(self, seconds: float) -> dict[str, Any]:
+        if "PGCONNECT_TIMEOUT" in os.environ:  # an argument would override it
+            return {}
+        # For psycopg less than 2 s is 2 s, and less than 1 s no limit at all.
+        return {"connect_timeout": max(2, math.ceil(seconds))}
+
+    def limit(self, connection: Any, seconds: float) -> None:
+        # A proxy, since a connection that refers to itself would outlive its use.
+        connection.wait = partial(_wait, weakref.proxy(connection), seconds)
 
     def short_wait(self) -> list[ColumnElement[bool]]:
         # Local to the statement's own transaction, so that a pooler leaks nothing.
@@ -58,3 +75,36 @@ class PostgreSQL(Dialect):
         level = connection.connection.dbapi_connection.isolation_level  # type: ignore[union-attr]
         name = level.name if level else str(connection.default_isolation_level)
         return name.replace("_", " ") in {"REPEATABLE READ", "SERIALIZABLE"}
+
+
+def _wait(
+    connection: Any, seconds: float, work: Generator[Any, Any, Any], **options: Any
+) -> Any:
+    """Replace ``psycopg.Connection.wait``, through which all traffic goes."""
+    limited = _limited(connection, seconds, work)
+    return connection.__class__.wait(connection, limited, **options)
+
+
+def _limited(
+    connection: Any, seconds: float, work: Generator[Any, Any, Any]
+) -> Generator[Any, Any, Any]:
+    """
+    Pass on what psycopg waits for, and end it when that takes too long.
+
+    psycopg comes back ten times per second. What it comes back with does not tell
+    whether there is data (3.2.2 always says so), so the work goes on first, and an
+    answer that has arrived counts however late it is looked at.
+    """
+    deadline = time.monotonic() + seconds
+    try:
+        wanted = next(work)
+        while True:
+            ready = yield wanted
+            wanted = work.send(ready)
+            if time.monotonic() > deadline:
+                # Closed, since an answer that comes later would be taken for the next
+                # statement's; SQLAlchemy replaces a connection that is closed.
+                connection.close()
+                raise connection.OperationalError(f"no answer within {seconds:g} s")
+    except StopIteration as done:
+        return done.value
