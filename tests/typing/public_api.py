@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flask_idempotency import (
         Claim,
         Diagnosis,
+        Fingerprint,
         Idempotency,
         IdempotencyMutationGuard,
         IdempotencyRecordMixin,
@@ -64,8 +65,23 @@ if TYPE_CHECKING:
             lease=1.5,
             retry_failed=True,
             anonymous=False,
-            claim=False,
+            claim=True,
+            tenant_id="t",
+            user_id=lambda: None,
+            fingerprint=Fingerprint(ignore=("/sent_at",), headers=("X-Version",)),
+            wait=2,
+            release_on={503},
+            store_body=False,
+            rebuild=lambda record: {"route": record.scope.route},
+            authorize_replay=lambda record: record.task_id is not None,
+            fail_open=True,
+            mode="observe",
         )
+        idempotent(fingerprint=None, release_on=lambda response: response.is_json)
+        idempotent(fingerprint=lambda: {"amount": 1}, claim=False)
+        idempotent(mode="off")  # type: ignore[call-overload]
+        idempotent(release_on=503)  # type: ignore[call-overload]
+        idempotent(authorize_replay=lambda: True)  # type: ignore[arg-type, misc]
         idempotent(required="yes")  # type: ignore[call-overload]
         idempotent(ttl="1h")  # type: ignore[call-overload]
         idempotent(key=len)  # type: ignore[arg-type]
