@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import functools
 import json
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,11 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from flask.cli import with_appcontext
 
-from flask_idempotency.exceptions import IdempotencyError, IdempotencyStoreUnavailable
 from flask_idempotency.lifecycle import SCOPE_LENGTHS, Scope, Verdict, check_text
 from flask_idempotency.ops import maintenance
 from flask_idempotency.settings import seconds_of
 from flask_idempotency.state import get_state
+
+from .errors import clear_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,21 +25,6 @@ if TYPE_CHECKING:
     from flask_idempotency.lifecycle import Diagnosis, RecordView
 
 F = TypeVar("F", bound="Callable[..., Any]")
-
-
-def _clear_errors(command: F) -> F:
-    """Turn what can go wrong into one sentence and exit status 1."""
-
-    @functools.wraps(command)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except IdempotencyStoreUnavailable as error:
-            raise click.ClickException(error.reason) from error
-        except IdempotencyError as error:
-            raise click.ClickException(str(error)) from error
-
-    return wrapper  # type: ignore[return-value]
 
 
 def _batch_options(command: F) -> F:
@@ -69,7 +54,7 @@ def _age(_context: click.Context, _option: Any, seconds: float | None) -> float 
 @click.command()
 @_batch_options
 @with_appcontext
-@_clear_errors
+@clear_errors
 def expire(*, yes: bool, as_json: bool, dry_run: bool, batch_size: int) -> None:
     """
     Mark the records whose key's life is over.
@@ -111,7 +96,7 @@ def expire(*, yes: bool, as_json: bool, dry_run: bool, batch_size: int) -> None:
 @click.option("--tenant-id", help="Only this tenant's records.")
 @click.option("--user-id", help="Only this user's records.")
 @with_appcontext
-@_clear_errors
+@clear_errors
 def purge(
     *,
     yes: bool,
@@ -155,7 +140,7 @@ def purge(
 @click.option("--request-hash", help="Hash of the request that asks; default: equal.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @with_appcontext
-@_clear_errors
+@clear_errors
 def diagnose(*, request_hash: str | None, as_json: bool, **scope_parts: str) -> None:
     """
     Say what the next request with a key would meet, and why.
