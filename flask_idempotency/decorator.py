@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
@@ -46,6 +47,8 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 #: Attribute by which a declared view is known, also behind ``functools.wraps``.
 DECLARATION = "__idempotency__"
+#: The guards that are alive: a wrapper around one has its mark, but is none itself.
+GUARDS: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # RFC 9110, 9.2.1
 
 
@@ -157,6 +160,7 @@ def _guarded(view: Any, *, declared: RouteOptions) -> Any:
         return current_app.make_response(call())
 
     setattr(guard, DECLARATION, declared)
+    GUARDS.add(guard)
     return guard
 
 
