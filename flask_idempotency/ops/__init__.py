@@ -1,1 +1,1 @@
-"""Work of operators: bounded batches with progress; nothing of a request imports it."""
+"""Work of operators: batches and audits; nothing of a request imports it."""
