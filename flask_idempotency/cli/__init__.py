@@ -5,9 +5,10 @@ from __future__ import annotations
 from flask.cli import AppGroup
 
 from .records import diagnose, expire, purge
+from .routes import routes
 
-idempotency = AppGroup("idempotency", help="Look after idempotency records.")
-for command in (diagnose, expire, purge):
+idempotency = AppGroup("idempotency", help="Look after idempotency records and routes.")
+for command in (diagnose, expire, purge, routes):
     idempotency.add_command(command)
 
 __all__ = ["idempotency"]

@@ -670,7 +670,9 @@ def test_help_names_the_commands() -> None:
     """The group says what there is."""
     result = run(Flask("bare"), "--help")
     assert result.exit_code == 0
-    assert all(name in result.stdout for name in ("diagnose", "expire", "purge"))
+    assert all(
+        name in result.stdout for name in ("diagnose", "expire", "purge", "routes")
+    )
 
 
 def test_commands_are_found_by_flask() -> None:
