@@ -34,6 +34,7 @@ CHECKS = {
     "lint-imports": ("-c", LINT, "--no-logo"),
     "interrogate": ("-m", "interrogate", "tests"),
     "codespell": ("-m", "codespell_lib"),
+    "routes": (*DEMO[:-1], "idempotency", "routes", "--check"),
 }
 # Variables that would send a child to the packages or folders of another Python.
 BENDING = ("PIP_PREFIX", "PIP_TARGET", "PIP_USER", "PYTHONHOME", "PYTHONPATH")
