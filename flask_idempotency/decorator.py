@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import weakref
 from contextlib import contextmanager
@@ -49,7 +50,9 @@ F = TypeVar("F", bound="Callable[..., Any]")
 DECLARATION = "__idempotency__"
 #: The guards that are alive: a wrapper around one has its mark, but is none itself.
 GUARDS: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # RFC 9110, 9.2.1
+_BARE = RouteOptions()
+#: Methods of which a guard does nothing.
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # RFC 9110, 9.2.1
 
 
 @overload
@@ -101,7 +104,8 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
             f"@idempotent({view!r}) has no positional option; "
             f"the name of the route is @idempotent(route={view!r})."
         )
-    declared = RouteOptions.from_keywords(options)
+    # One object for all bare uses: some libraries decorate anew for each request.
+    declared = RouteOptions.from_keywords(options) if options else _BARE
     if view is None:
         return functools.partial(_guarded, declared=declared)
     return _guarded(view, declared=declared)
@@ -113,6 +117,10 @@ def not_idempotent(reason: str) -> Callable[[F], F]:
 
     Args:
         reason: One sentence for the reader of ``flask idempotency routes``.
+
+    Returns:
+        A decorator that marks the view and returns it; of a bound method, a function
+        to register in its place.
     """
     if not isinstance(reason, str) or not reason.strip():
         raise IdempotencyConfigError(
@@ -121,10 +129,21 @@ def not_idempotent(reason: str) -> Callable[[F], F]:
 
     def mark(view: F) -> F:
         _refuse_second_declaration(view)
-        setattr(view, DECLARATION, reason)
-        return view
+        marked = _function_of(view) if inspect.ismethod(view) else view
+        setattr(marked, DECLARATION, reason)
+        return marked
 
     return mark
+
+
+def _function_of(method: F) -> F:
+    """Return a bound method as a function, which can have attributes."""
+
+    @functools.wraps(method)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    return cast("F", function)
 
 
 def _refuse_second_declaration(view: Any) -> None:
@@ -149,7 +168,7 @@ def _guarded(view: Any, *, declared: RouteOptions) -> Any:
     def guard(*args: Any, **kwargs: Any) -> Response:
         state = get_state()
         call = functools.partial(current_app.ensure_sync(view), *args, **kwargs)
-        if request.method in _SAFE_METHODS:
+        if request.method in SAFE_METHODS:
             return current_app.make_response(call())
         options = state.options(declared)
         request.environ[OPTIONS] = options  # not on g: a context may outlive us

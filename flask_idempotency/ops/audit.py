@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flask.views import MethodView
 
-from flask_idempotency.decorator import DECLARATION, GUARDS
+from flask_idempotency.decorator import DECLARATION, GUARDS, SAFE_METHODS
 
 from .layers import is_guard, login_check, shaping, unwrapped
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from flask_idempotency.config import RouteOptions
 
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # RFC 9110, 9.2.1
 _ANY_METHOD = frozenset({"DELETE", "GET", "PATCH", "POST", "PUT"})
 
 MESSAGES = {
@@ -109,12 +109,12 @@ class _Audit:
         self._changing = {
             id(_origin(view))
             for rule, view in self._routes
-            if _methods(rule) - _SAFE_METHODS
+            if _methods(rule) - SAFE_METHODS
         }
 
     def reports(self) -> Iterator[RouteReport]:
         for rule, view in self._routes:
-            for method in _methods(rule) - _SAFE_METHODS:
+            for method in _methods(rule) - SAFE_METHODS:
                 yield self._mutating(rule, view, method)
             yield from self._safe(rule, view)
 
@@ -139,7 +139,7 @@ class _Audit:
 
     def _safe(self, rule: Rule, view: Any) -> Iterator[RouteReport]:
         changing = id(_origin(view)) in self._changing
-        for method in _methods(rule) & _SAFE_METHODS:
+        for method in _methods(rule) & SAFE_METHODS:
             chain = _chain(view, method)
             # A guard of the whole view has a purpose if any rule changes something.
             parts = chain[2:] if changing or method != "GET" else chain
@@ -170,8 +170,19 @@ def _chain(view: Any, method: str) -> list[list[Any]]:
     if view_class is not None:
         chain.append(unwrapped(view_class.dispatch_request))
         if issubclass(view_class, MethodView):
-            chain.append(unwrapped(getattr(view_class, method.lower(), None)))
+            chain.append(unwrapped(_handler(view_class, method.lower())))
     return chain
+
+
+def _handler(view_class: Any, name: str) -> Any:
+    """Return the method of a class, decorated as Flask-RESTX and -RESTful do it."""
+    handler = getattr(view_class, name, None)
+    decorators = getattr(view_class, "method_decorators", ())
+    if isinstance(decorators, Mapping):
+        decorators = decorators.get(name, ())
+    for decorator in decorators if handler is not None else ():
+        handler = decorator(handler)
+    return handler
 
 
 def _declaration(layers: list[Any]) -> RouteOptions | str | None:

@@ -399,6 +399,49 @@ def test_async_views(app: Flask) -> None:
     assert found(app) == {}
 
 
+@pytest.mark.parametrize("bare", [True, False], ids=["bare", "options"])
+def test_method_decorators(app: Flask, *, bare: bool) -> None:
+    """Flask-RESTX and Flask-RESTful decorate the methods of a class when they run."""
+    guard: Any = idempotent if bare else idempotent(required=True)
+
+    class Resource(MethodView):
+        method_decorators = (guard,)
+
+        def post(self) -> str:
+            """Answer something."""
+            return ""
+
+    class Mapped(MethodView):
+        method_decorators: ClassVar[dict[str, Any]] = {"put": [guard]}
+
+        def put(self) -> str:
+            """Answer something."""
+            return ""
+
+        def delete(self) -> str:
+            """Answer something."""
+            return ""
+
+    app.add_url_rule("/x", view_func=Resource.as_view("x"))
+    app.add_url_rule("/y", view_func=Mapped.as_view("y"))
+    assert listed(app)["POST /x"] == listed(app)["PUT /y"] == "idempotent"
+    assert found(app) == {"DELETE /y": ["undeclared"]}
+
+
+def test_marked_method_of_an_object(app: Flask) -> None:
+    """A bound method, which can have no mark, is marked as a function."""
+
+    class Admin:
+        def edit(self) -> str:
+            """Answer something."""
+            return "edited"
+
+    app.add_url_rule("/x", "x", Admin().edit, methods=["POST"])
+    app.view_functions["x"] = not_idempotent("why")(app.view_functions["x"])
+    assert listed(app) == {"POST /x": "not_idempotent"}
+    assert app.test_client().post("/x").data == b"edited"
+
+
 def test_bound_method_and_partial_as_views(app: Flask) -> None:
     """A view need not be a function."""
 
