@@ -33,8 +33,8 @@ EXAMPLE_TOKENS = {
     "example-token-3": Caller(tenant_id="tenant-b", user_id="user-1"),
 }
 EXAMPLE_SIGNING_KEY = "example-signing-key"
-#: The provider belongs to no tenant of ours and is nobody's user.
-PROVIDER = Caller(tenant_id="provider", user_id="")
+#: The provider belongs to no tenant of ours.
+PROVIDER = Caller(tenant_id="provider", user_id="provider")
 
 
 @idempotency.tenant_id_loader

@@ -64,7 +64,8 @@ def show_payment(payment_id: int) -> ResponseReturnValue:
 @idempotent(
     required=True,
     key=lambda: request.json["id"],
-    anonymous=True,
+    # The event's id says which event it is, however its other members are written.
+    fingerprint=None,
     # A delivery that failed is handled when the provider sends it again.
     retry_failed=True,
 )
