@@ -8,6 +8,9 @@ fails the run.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 import os
 from typing import TYPE_CHECKING
 
@@ -91,18 +94,24 @@ def make_database(
 
 
 @pytest.fixture
-def make_shop(database: Database) -> Iterator[Callable[..., Shop]]:
+def open_shop() -> Iterator[Callable[..., Shop]]:
+    """Make applications on any database, which are closed after the test."""
+    with contextlib.ExitStack() as opened:
+
+        def make(database: Database, **config: object) -> Shop:
+            shop = Shop(database, **config)
+            opened.callback(shop.close)
+            return shop
+
+        yield make
+
+
+@pytest.fixture
+def make_shop(
+    open_shop: Callable[..., Shop], database: Database
+) -> Callable[..., Shop]:
     """Make applications on the test's database, each with its own configuration."""
-    made: list[Shop] = []
-
-    def make(**config: object) -> Shop:
-        shop = Shop(database, **config)
-        made.append(shop)
-        return shop
-
-    yield make
-    for shop in made:
-        shop.close()
+    return functools.partial(open_shop, database)
 
 
 @pytest.fixture
@@ -112,18 +121,14 @@ def shop(make_shop: Callable[..., Shop]) -> Shop:
 
 
 @pytest.fixture
-def make_quick(tmp_path: Path) -> Iterator[Callable[..., Shop]]:
+def make_quick(open_shop: Callable[..., Shop], tmp_path: Path) -> Callable[..., Shop]:
     """Make applications on SQLite, for what does not depend on the database."""
-    made: list[Shop] = []
+    numbers = itertools.count()
 
     def make(**config: object) -> Shop:
-        shop = Shop(sqlite_database(tmp_path, f"quick{len(made)}"), **config)
-        made.append(shop)
-        return shop
+        return open_shop(sqlite_database(tmp_path, f"quick{next(numbers)}"), **config)
 
-    yield make
-    for shop in made:
-        shop.close()
+    return make
 
 
 @pytest.fixture

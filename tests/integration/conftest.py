@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.proxy import Proxy
-from tests.shop import Shop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.databases import Database
+    from tests.shop import Shop
 
 
 @pytest.fixture
@@ -31,18 +32,9 @@ def proxy(database: Database) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def make_far_shop(proxy: Proxy) -> Iterator[Callable[..., Shop]]:
+def make_far_shop(open_shop: Callable[..., Shop], proxy: Proxy) -> Callable[..., Shop]:
     """Make applications that reach their database through the proxy."""
-    made: list[Shop] = []
-
-    def make(**config: object) -> Shop:
-        shop = Shop(proxy.database, **config)
-        made.append(shop)
-        return shop
-
-    yield make
-    for shop in made:
-        shop.close()
+    return functools.partial(open_shop, proxy.database)
 
 
 @pytest.fixture
