@@ -33,13 +33,24 @@ class Shop:
     """
     An application with accounts, whose views each test brings itself.
 
+    Args:
+        database: Where the accounts are.
+        app_class: What makes the application, where another library brings its own.
+        config: The application's settings.
+
     Attributes:
         runs: What ran, in order; views append to it.
     """
 
-    def __init__(self, database: Database, **config: object) -> None:
+    def __init__(
+        self,
+        database: Database,
+        app_class: Callable[[str], Flask] = Flask,
+        /,
+        **config: object,
+    ) -> None:
         self.database = database
-        self.app = Flask("shop")
+        self.app = app_class("shop")
         self.app.config.update(SQLALCHEMY_DATABASE_URI=database.url, **config)
 
         class Base(DeclarativeBase):
