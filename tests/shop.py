@@ -163,6 +163,11 @@ class Shop:
             assert changed.rowcount == 1
 
 
+def is_replay(answer: TestResponse) -> bool:
+    """Tell whether an answer is marked as a stored one."""
+    return answer.headers.get("Idempotent-Replayed") == "true"
+
+
 def _long_ago(database: Database) -> datetime:
     instant = datetime(2020, 1, 1, tzinfo=timezone.utc)
     return instant if database.name == "postgresql" else instant.replace(tzinfo=None)
