@@ -18,7 +18,7 @@ from flask_idempotency import Idempotency, Scope, idempotent
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from werkzeug.test import TestResponse
+    from werkzeug.test import Client, TestResponse
 
     from flask_idempotency import RecordView
 
@@ -80,6 +80,10 @@ class Shop:
             self.db.engine.dispose()
             self.idempotency.store.close()
 
+    def client(self) -> Client:
+        """Return a client of its own; it may also lead to a real server."""
+        return self.app.test_client()
+
     def view(self, function: Callable[..., Any], **options: Any) -> None:
         """Serve ``POST /accounts`` by a guarded view."""
         self.app.add_url_rule(
@@ -122,7 +126,7 @@ class Shop:
             sent["Idempotency-Key"] = key
         if not {"data", "json"} & options.keys():
             options["json"] = {"name": name}
-        return self.app.test_client().post(path, headers=sent, **options)
+        return self.client().post(path, headers=sent, **options)
 
     def accounts(self) -> list[str]:
         """Return the committed names, as another connection sees them."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from werkzeug.test import TestResponse
+    from werkzeug.test import Client, TestResponse
 
     from tests.databases import Database
 
@@ -47,6 +47,10 @@ class Example:
             db.engine.dispose()
             idempotency.store.close()
 
+    def client(self) -> Client:
+        """Return a client of its own; it may also lead to a real server."""
+        return self.app.test_client()
+
     def post(
         self, path: str, *, key: str | None = "k", caller: str = USER, **options: Any
     ) -> TestResponse:
@@ -54,12 +58,12 @@ class Example:
         headers = {"Authorization": f"Bearer {caller}"}
         if key is not None:
             headers["Idempotency-Key"] = f'"{key}"'
-        return self.app.test_client().post(path, headers=headers, **options)
+        return self.client().post(path, headers=headers, **options)
 
     def get(self, path: str, caller: str = USER) -> TestResponse:
         """Send a GET request as one of the users."""
         headers = {"Authorization": f"Bearer {caller}"}
-        return self.app.test_client().get(path, headers=headers)
+        return self.client().get(path, headers=headers)
 
     def account(self, name: str = "Savings", **options: Any) -> TestResponse:
         """Ask for an account."""
@@ -87,7 +91,7 @@ class Example:
         event = {"id": "event-1", "reference": "charge-1", **members}
         body = json.dumps({n: v for n, v in event.items() if v is not None})
         signed = signed or signature(EXAMPLE_SIGNING_KEY, body.encode())
-        return self.app.test_client().post(
+        return self.client().post(
             "/webhooks/provider",
             data=body,
             content_type="application/json",
@@ -487,7 +491,7 @@ def test_early_event_is_handled_when_it_comes_again(example: Example) -> None:
 
 def test_own_errors_are_json(example: Example) -> None:
     """Errors of the application have its own form, with their headers."""
-    response = example.app.test_client().delete("/accounts")
+    response = example.client().delete("/accounts")
 
     assert response.get_json()["error"] == "Method Not Allowed"
     assert "POST" in response.headers["Allow"]
