@@ -53,6 +53,8 @@ class Server:
             command = (
                 *(sys.executable, "-m", "gunicorn", "--no-control-socket"),
                 *("--bind", f"fd://{listener.fileno()}", "--workers", "2"),
+                # A worker that hangs holds the end of the tests up no longer.
+                *("--graceful-timeout", "2"),
                 *(*WORKERS[worker], *options, app),
             )
             self._process = subprocess.Popen(  # noqa: S603 - our own command, no shell
