@@ -12,9 +12,10 @@ import contextlib
 import functools
 import itertools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from flask import Flask
 
 from .databases import NAMES, SERVERS, Database, Server, sqlite_database
 from .shop import Shop
@@ -98,8 +99,10 @@ def open_shop() -> Iterator[Callable[..., Shop]]:
     """Make applications on any database, which are closed after the test."""
     with contextlib.ExitStack() as opened:
 
-        def make(database: Database, **config: object) -> Shop:
-            shop = Shop(database, **config)
+        def make(
+            database: Database, app_class: Callable[[str], Flask] = Flask, **config: Any
+        ) -> Shop:
+            shop = Shop(database, app_class, **config)
             opened.callback(shop.close)
             return shop
 
@@ -125,8 +128,9 @@ def make_quick(open_shop: Callable[..., Shop], tmp_path: Path) -> Callable[..., 
     """Make applications on SQLite, for what does not depend on the database."""
     numbers = itertools.count()
 
-    def make(**config: object) -> Shop:
-        return open_shop(sqlite_database(tmp_path, f"quick{next(numbers)}"), **config)
+    def make(*app_class: Callable[[str], Flask], **config: object) -> Shop:
+        database = sqlite_database(tmp_path, f"quick{next(numbers)}")
+        return open_shop(database, *app_class, **config)
 
     return make
 
