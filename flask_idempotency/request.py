@@ -66,9 +66,10 @@ def _given_key(loader: Callable[[], str | None]) -> str | None:
         key = loader()
     except LookupError:
         return None
-    except (TypeError, AttributeError) as error:
-        # Such as request.json["id"] where the client sent a list: its mistake, or one
-        # in the function. Never "no key", which would run the view unprotected.
+    except (TypeError, AttributeError, RecursionError) as error:
+        # Such as request.json["id"] where the client sent a list, or too many of them
+        # in one another: its mistake, or one in the function. Never "no key", which
+        # would run the view unprotected.
         log.warning("The function for the key of this route failed.", exc_info=True)
         raise IdempotencyKeyInvalid(
             "The idempotency key could not be read from the request."

@@ -403,6 +403,14 @@ def test_loader_of_a_key_that_aborts(
     assert (quick.runs, records(quick)) == ([], 0)
 
 
+def test_body_too_deep_for_the_key_is_refused(quick: Shop) -> None:
+    """A body that exhausts the parser of the key= function is the client's mistake."""
+    running_view(quick, key=lambda: request.get_json()["id"])
+    deep = quick.post(data=b"[" * 100_000, content_type="application/json")
+    refused(deep, 400, "KEY_INVALID")
+    assert (quick.runs, records(quick)) == ([], 0)
+
+
 @pytest.mark.parametrize(
     "body", [b"{", b"", b'{"name": "x"} y', b"\xff\xfe\xfa", b"nul"]
 )
