@@ -117,7 +117,12 @@ def _temporary_file() -> IO[bytes]:
 
 
 def _query() -> Iterator[str | bytes]:
-    yield from _pairs(request.args.lists())
+    try:
+        lists = list(request.args.lists())
+    except UnicodeDecodeError:  # Werkzeug gives up on bytes without an escape
+        yield request.query_string
+        return
+    yield from _pairs(lists)
     if any(
         _REPLACED in text for pair in request.args.items(multi=True) for text in pair
     ):

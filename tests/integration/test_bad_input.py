@@ -411,6 +411,17 @@ def test_body_too_deep_for_the_key_is_refused(quick: Shop) -> None:
     assert (quick.runs, records(quick)) == ([], 0)
 
 
+def test_query_that_is_no_text_is_told_apart_by_its_bytes(quick: Shop) -> None:
+    """Bytes without an escape, which no browser sends, are a query like any other."""
+    running_view(quick)
+    statuses = [
+        quick.post(environ_overrides={"QUERY_STRING": query}).status_code
+        for query in ("a=\xff", "a=\xff", "a=\xfe", "a=b")
+    ]
+    assert statuses == [200, 200, 422, 422]
+    assert quick.runs == [1]
+
+
 @pytest.mark.parametrize(
     "body", [b"{", b"", b'{"name": "x"} y', b"\xff\xfe\xfa", b"nul"]
 )
