@@ -26,7 +26,12 @@ from werkzeug.exceptions import HTTPException
 
 from . import payments, views
 from .auth import EXAMPLE_SIGNING_KEY, EXAMPLE_TOKENS
-from .database import configure_sqlite, hint_at_missing_tables, refuse_without_tables
+from .database import (
+    RowId,
+    configure_sqlite,
+    hint_at_missing_tables,
+    refuse_without_tables,
+)
 from .demo import demo
 from .extensions import db, idempotency, migrate
 
@@ -61,6 +66,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     configure_sqlite(app)
     idempotency.init_app(app)
     migrate.init_app(app, db)
+    app.url_map.converters["row_id"] = RowId
     app.register_blueprint(views.bp)
     app.register_blueprint(payments.bp)
     app.register_error_handler(HTTPException, _as_json)

@@ -1,4 +1,4 @@
-"""What the databases need: SQLite's settings, and a hint while there are no tables."""
+"""What the databases need: their own settings, and a hint while there are no tables."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import click
 from flask import abort, current_app
 from sqlalchemy import event, inspect
 from sqlalchemy.exc import OperationalError
+from werkzeug.routing import IntegerConverter
 
 from .extensions import db
 from .models import Account
@@ -17,12 +18,20 @@ if TYPE_CHECKING:
 
     from flask import Flask
     from sqlalchemy.pool import ConnectionPoolEntry
+    from werkzeug.routing import Map
 
 NO_TABLES = (
     "The database has no tables yet. "
     "Run this first: python -m flask --app example_app db upgrade"
 )
 _READY = "example_app.tables"
+
+
+class RowId(IntegerConverter):
+    """``<row_id:name>`` in a rule: a number that every database's INTEGER can hold."""
+
+    def __init__(self, url_map: Map) -> None:
+        super().__init__(url_map, max=2**31 - 1)
 
 
 def configure_sqlite(app: Flask) -> None:

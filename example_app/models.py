@@ -95,4 +95,7 @@ class ProviderEvent(Model):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     event_id: Mapped[str] = mapped_column(String(255), index=True)
-    payload: Mapped[str] = mapped_column(Text)
+    # MySQL's plain TEXT ends at 64 KiB.
+    payload: Mapped[str] = mapped_column(
+        Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
+    )

@@ -14,7 +14,7 @@ from .auth import login_required, verify_signature
 from .extensions import db
 from .httpclient import send
 from .models import Payment, ProviderEvent
-from .views import body_field
+from .views import body_field, checked_text
 
 if TYPE_CHECKING:
     from flask.typing import ResponseReturnValue
@@ -49,7 +49,7 @@ def create_payment() -> ResponseReturnValue:
     return payment.as_dict(), 201
 
 
-@bp.get("/payments/<int:payment_id>")
+@bp.get("/payments/<row_id:payment_id>")
 @login_required
 def show_payment(payment_id: int) -> ResponseReturnValue:
     """Show one payment."""
@@ -71,13 +71,14 @@ def show_payment(payment_id: int) -> ResponseReturnValue:
 )
 def receive_event() -> ResponseReturnValue:
     """Settle a payment; the provider delivers each event at least once."""
-    reference = body_field("reference")
+    reference = checked_text("reference", body_field("reference"))
     payment = db.session.scalar(select(Payment).where(Payment.reference == reference))
     if payment is None:
         # The payment's own request may still run: have the event sent again.
         abort(503, "The payment is not known yet.")
     event_id = body_field("id")
-    payload = request.get_data(as_text=True)
+    # Not the bytes: those of UTF-16 are no text that a database keeps.
+    payload = json.dumps(request.get_json())
     db.session.add(ProviderEvent(event_id=event_id, payload=payload))
     payment.status = "settled"
     return "", 204

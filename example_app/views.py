@@ -20,6 +20,8 @@ from .extensions import db, idempotency
 from .models import TEXT_LENGTH, Account, Job
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from flask.typing import ResponseReturnValue
 
     from flask_idempotency import MutationResult
@@ -49,7 +51,7 @@ def list_accounts() -> ResponseReturnValue:
     return {"accounts": [account.as_dict() for account in rows]}
 
 
-@bp.get("/accounts/<int:account_id>")
+@bp.get("/accounts/<row_id:account_id>")
 @login_required
 def show_account(account_id: int) -> ResponseReturnValue:
     """Show one account."""
@@ -77,7 +79,7 @@ def upload_file() -> ResponseReturnValue:
     )
 
 
-@bp.post("/files/<int:file_id>/complete")
+@bp.post("/files/<row_id:file_id>/complete")
 @login_required
 @idempotent(required=True, claim=False)
 def complete_file(file_id: int) -> ResponseReturnValue:
@@ -96,12 +98,14 @@ def submit_task() -> ResponseReturnValue:
     return answer(services.submit_report(scope, g.caller.tenant_id, month))
 
 
-@bp.get("/tasks/<task_id>")
+@bp.get("/tasks/<uuid:task_id>")
 @login_required
-def show_task(task_id: str) -> ResponseReturnValue:
+def show_task(task_id: UUID) -> ResponseReturnValue:
     """Show one task."""
     job = db.session.scalar(
-        select(Job).where(Job.task_id == task_id, Job.tenant_id == g.caller.tenant_id)
+        select(Job)
+        .where(Job.task_id == str(task_id))
+        .where(Job.tenant_id == g.caller.tenant_id)
     )
     if job is None:
         abort(404, "There is no such task.")
@@ -120,7 +124,10 @@ def answer(result: MutationResult) -> Response:
 
 def body_field(name: str) -> Any:
     """Return a member of the JSON body, ``None`` where it is missing."""
-    body = request.get_json()
+    try:
+        body = request.get_json()
+    except RecursionError:  # which Flask takes for a failure of the application
+        abort(400, "The body is nested too deeply.")
     return body.get(name) if isinstance(body, dict) else None
 
 

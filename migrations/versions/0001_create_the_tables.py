@@ -24,6 +24,7 @@ UUID = sa.Uuid(native_uuid=False).with_variant(sa.UUID(), "postgresql")
 INSTANT = sa.DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), *MYSQL)
 LONG_BYTES = sa.LargeBinary().with_variant(mysql.LONGBLOB(), *MYSQL)
 MEDIUM_BYTES = sa.LargeBinary().with_variant(mysql.MEDIUMBLOB(), *MYSQL)
+MEDIUM_TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(), *MYSQL)
 
 
 def exact_text(length: int) -> sa.String:
@@ -156,7 +157,7 @@ def create_payments_and_events() -> None:
         "provider_event",
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("event_id", sa.String(255), nullable=False),
-        sa.Column("payload", sa.Text(), nullable=False),
+        sa.Column("payload", MEDIUM_TEXT, nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_provider_event")),
     )
     op.create_index(op.f("ix_provider_event_event_id"), "provider_event", ["event_id"])

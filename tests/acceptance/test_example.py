@@ -86,11 +86,14 @@ class Example:
         """Ask for a payment."""
         return self.post("/payments", json={"amount": amount}, **options)
 
-    def event(self, signed: str | None = None, **members: object) -> TestResponse:
+    def event(
+        self, signed: str | None = None, encoding: str = "utf-8", **members: object
+    ) -> TestResponse:
         """Deliver an event, signed by the provider unless another one is given."""
         event = {"id": "event-1", "reference": "charge-1", **members}
-        body = json.dumps({n: v for n, v in event.items() if v is not None})
-        signed = signed or signature(EXAMPLE_SIGNING_KEY, body.encode())
+        text = json.dumps({n: v for n, v in event.items() if v is not None})
+        body = text.encode(encoding)
+        signed = signed or signature(EXAMPLE_SIGNING_KEY, body)
         return self.client().post(
             "/webhooks/provider",
             data=body,
@@ -479,6 +482,30 @@ def test_event_without_id_is_refused(example: Example) -> None:
     assert (response.status_code, code_of(response)) == (400, "IDEMPOTENCY_KEY_MISSING")
 
 
+@pytest.mark.parametrize("reference", [None, 7, [], {}, "a\0b", "\ud800", "x" * 101])
+def test_unusable_reference_is_refused(example: Example, reference: object) -> None:
+    """A reference that no payment can have is the provider's mistake, not a failure."""
+    assert example.event(reference=reference).status_code == 400
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_event_in_another_encoding_is_kept(example: Example, encoding: str) -> None:
+    """The view keeps the event's meaning; its bytes could hold what no text may."""
+    example.payment()
+
+    assert example.event(encoding=encoding).status_code == 204
+    with example.app.app_context():
+        kept = json.loads(db.session.scalars(select(ProviderEvent.payload)).one())
+    assert kept == {"id": "event-1", "reference": "charge-1"}
+
+
+def test_large_event_is_kept(example: Example) -> None:
+    """What is below the limit of a body fits into the event's row."""
+    example.payment()
+
+    assert example.event(note="\u00e9" * 150_000).status_code == 204
+
+
 def test_early_event_is_handled_when_it_comes_again(example: Example) -> None:
     """An event that overtakes its payment is not lost."""
     early = example.event()
@@ -487,6 +514,28 @@ def test_early_event_is_handled_when_it_comes_again(example: Example) -> None:
 
     assert (early.status_code, again.status_code) == (503, 204)
     assert example.get("/payments/1").get_json()["status"] == "settled"
+
+
+@pytest.mark.parametrize("row_id", ["2147483648", "9" * 30, "9" * 5000], ids=len)
+def test_id_that_no_row_can_have_is_not_found(example: Example, row_id: str) -> None:
+    """An id that is too large for the database, or for Python, is like any other."""
+    assert example.get(f"/accounts/{row_id}").status_code == 404
+    assert example.get(f"/payments/{row_id}").status_code == 404
+    assert example.post(f"/files/{row_id}/complete").status_code == 404
+
+
+@pytest.mark.parametrize("task_id", ["a%00b", "x", "%ED%A0%80"])
+def test_id_that_no_task_can_have_is_not_found(example: Example, task_id: str) -> None:
+    """Not every text in a path can be asked of every database."""
+    assert example.get(f"/tasks/{task_id}").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/accounts", "/tasks", "/payments"])
+def test_deeply_nested_body_is_refused(example: Example, path: str) -> None:
+    """A body that exhausts the parser is the client's mistake."""
+    response = example.post(path, data=b"[" * 100_000, content_type="application/json")
+
+    assert response.status_code == 400
 
 
 def test_own_errors_are_json(example: Example) -> None:
