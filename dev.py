@@ -163,6 +163,11 @@ def test(*args: str) -> int:
     return run(ready(".[dev]"), "-m", "pytest", *(args or ALL_CORES))
 
 
+def fuzz(*args: str) -> int:
+    """Throw generated requests at the example: how many, and --database."""
+    return run(ready(".[dev]"), "-m", "tests.fuzz", *args)
+
+
 def test_lowest(*args: str) -> int:
     """Run the tests with the lowest dependencies, on Python 3.10 if there is one."""
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -221,6 +226,7 @@ def clean() -> int:
 
 PASS_ON: dict[str, Callable[..., int]] = {
     "demo": demo,
+    "fuzz": fuzz,
     "serve": serve,
     "test": test,
     "test-lowest": test_lowest,

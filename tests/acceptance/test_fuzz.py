@@ -1,0 +1,29 @@
+"""The short form of ``python3 dev.py fuzz``, with the same requests in each run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fuzz.playing import play
+from tests.fuzz.target import Target
+
+if TYPE_CHECKING:
+    from tests.databases import Database
+
+REQUESTS = 2000
+
+
+@pytest.mark.slow
+def test_generated_requests_find_nothing(database: Database) -> None:
+    """Whatever clients send, the example answers each key once and never with 500."""
+    target = Target(database)
+    try:
+        for _seed in play(target, seed=1, requests=REQUESTS, scenarios=10):
+            pass
+    finally:
+        target.close()
+
+    assert target.statistics["replays"] > REQUESTS / 10
+    assert target.statistics["IDEMPOTENCY_IN_PROGRESS"] > 0

@@ -1,0 +1,1 @@
+"""Generated requests against the example: ``python3 dev.py fuzz``."""
