@@ -31,6 +31,8 @@ _CHUNK = 64 * 1024
 _IN_MEMORY = 512 * 1024
 #: What Werkzeug puts in the place of bytes that are no UTF-8.
 _REPLACED = "\ufffd"
+#: Stands for the name of a part that has none; no text is encoded like this.
+_NAMELESS = b"\xff"
 
 
 def is_form() -> bool:
@@ -167,18 +169,27 @@ def parse_form() -> None:
 
 
 def _files(ignored: set[str]) -> Iterator[str | bytes]:
-    for name, files in sorted(request.files.lists()):
+    for name, files in sorted(request.files.lists(), key=_by_name):
         if name not in ignored:
             for file in files:
-                yield from (name, file.filename or "", file.mimetype)
+                yield from (_named(name), file.filename or "", file.mimetype)
                 yield _digest(file.stream)
 
 
-def _pairs(lists: Iterable[tuple[str, list[str]]]) -> Iterator[str]:
-    for name, values in sorted(lists):
+def _pairs(lists: Iterable[tuple[str, list[str]]]) -> Iterator[str | bytes]:
+    for name, values in sorted(lists, key=_by_name):
         for value in values:
-            yield name
+            yield _named(name)
             yield value
+
+
+def _by_name(pair: tuple[str | None, object]) -> tuple[bool, str]:
+    # Werkzeug's types hide that the name of a part may be missing.
+    return pair[0] is not None, pair[0] or ""
+
+
+def _named(name: str | None) -> str | bytes:
+    return _NAMELESS if name is None else name
 
 
 def _digest(file: IO[bytes]) -> bytes:

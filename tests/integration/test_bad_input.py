@@ -411,6 +411,19 @@ def test_body_too_deep_for_the_key_is_refused(quick: Shop) -> None:
     assert (quick.runs, records(quick)) == ([], 0)
 
 
+def test_parts_of_a_form_without_a_name_are_told_apart(quick: Shop) -> None:
+    """A field or file without a name is none with an empty name, and no failure."""
+    running_view(quick)
+    part = "--b\r\nContent-Disposition: form-data; {}\r\n\r\nx\r\n"
+    statuses = []
+    for about in ("nme=a", 'name=""', "filename=f", 'name=""; filename=f', "nme=b"):
+        body = part.format(about) + part.format("name=a") + "--b--\r\n"
+        answer = quick.post(data=body, content_type="multipart/form-data; boundary=b")
+        statuses.append(answer.status_code)
+    assert statuses == [200, 422, 422, 422, 200]
+    assert quick.runs == [1]
+
+
 def test_query_that_is_no_text_is_told_apart_by_its_bytes(quick: Shop) -> None:
     """Bytes without an escape, which no browser sends, are a query like any other."""
     running_view(quick)
