@@ -40,10 +40,13 @@ pytest.importorskip("gevent")
 
 pytestmark = pytest.mark.slow
 
-DATABASES = ("sqlite", "postgresql")
+#: Every kind of worker on a server's database, and SQLite behind one of them.
+SERVED = [*(("postgresql", worker) for worker in WORKERS), ("sqlite", "gthread")]
 RIVALS = 20
-#: These change or inspect the application's object, which is in another process here.
+#: These change or inspect the application's object, which is in another process here,
+#: or send what a server refuses by itself.
 _IN_PROCESS = {
+    "test_id_that_no_row_can_have_is_not_found",
     "test_every_mutating_route_is_declared",
     "test_missing_tables_are_explained",
     "test_unreachable_provider_is_a_bad_gateway",
@@ -139,12 +142,19 @@ class LiveShop(Shop):
         super().close()
 
 
-@pytest.fixture(scope="module", params=DATABASES)
+@pytest.fixture(scope="module", params=SERVED, ids="-".join)
+def served(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Give each database with its workers."""
+    pair: tuple[str, str] = request.param
+    return pair
+
+
+@pytest.fixture(scope="module")
 def make_database(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    served: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[], Database]]:
     """Make databases of one kind that stay for all tests on one server."""
-    name: str = request.param
+    name, _ = served
     if name == "sqlite":
         yield lambda: sqlite_database(tmp_path_factory.mktemp("database"))
         return
@@ -162,11 +172,10 @@ def make_database(
         server.drop(url)
 
 
-@pytest.fixture(scope="module", params=WORKERS)
-def worker(request: pytest.FixtureRequest) -> str:
-    """Give each kind of worker."""
-    name: str = request.param
-    return name
+@pytest.fixture(scope="module")
+def worker(served: tuple[str, str]) -> str:
+    """Give the kind of worker."""
+    return served[1]
 
 
 @pytest.fixture(scope="module")
