@@ -71,7 +71,7 @@ def duplicate_answer(decision: Decision) -> Answer[Any]:
     """
     Replay what is stored, or raise the error that says why there is nothing.
 
-    The body may be missing: see ``stored_body``.
+    The body may be missing: see ``refuse_without_body``.
     """
     record = decision.record
     if record is None:  # every try met a row that vanished again
@@ -97,17 +97,16 @@ def duplicate_answer(decision: Decision) -> Answer[Any]:
     )
 
 
-def stored_body(answer: Answer[Any]) -> bytes:
+def refuse_without_body(answer: Answer[Any]) -> None:
     """
-    Return the body of an answer.
+    Refuse to replay an answer whose body was not kept.
 
     Raises:
-        IdempotencyResponseUnavailable: If it was not kept.
+        IdempotencyResponseUnavailable: If that is so.
     """
     if answer.stored.body is None:
         facts = _facts(answer.record) if answer.record else {}
         raise IdempotencyResponseUnavailable(**facts)
-    return answer.stored.body
 
 
 def _facts(record: RecordView) -> dict[str, Any]:

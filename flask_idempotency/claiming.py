@@ -11,7 +11,11 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .exceptions import IdempotencyConfigError, NestedCallError
+from .exceptions import (
+    IdempotencyConfigError,
+    IdempotencyStoreUnavailable,
+    NestedCallError,
+)
 from .lifecycle import Decision, Verdict, decide
 from .unit_of_work import connection_of, has_written, hold
 from .waiting import Waiters
@@ -57,24 +61,21 @@ class Claiming:
         if seconds is None:
             seconds = self._config.wait_seconds
         deadline = time.monotonic() + seconds
-        while True:
-            decision = self._claim(call, scope, request_hash, options)
+        decision = self._claim(call, scope, request_hash, options)
+        while decision.outcome is Verdict.IN_PROGRESS and self._let_go(call, deadline):
             seen_at = time.monotonic()
-            if (
-                decision.outcome is not Verdict.IN_PROGRESS
-                or seen_at >= deadline
-                or not self._let_go(call)
-            ):
-                return decision
             try:
                 record = self._waiters.wait(
                     scope, deadline=deadline, retry_failed=options.retry_failed
                 )
-            except TimeoutError:
+                if record is not None:
+                    verdict = decide(record.facts(request_hash))
+                    return Decision(outcome=verdict, record=record)
+                decision = self._claim(call, scope, request_hash, options)
+            except (TimeoutError, IdempotencyStoreUnavailable):
+                # That call runs, for all we know: never "run this one unprotected".
                 return _aged(decision, time.monotonic() - seen_at)
-            if record is not None:
-                verdict = decide(record.facts(request_hash))
-                return Decision(outcome=verdict, record=record)
+        return decision
 
     def claim(
         self,
@@ -95,9 +96,9 @@ class Claiming:
             connection=connection,
         )
 
-    def _let_go(self, call: Call) -> bool:
+    def _let_go(self, call: Call, deadline: float) -> bool:
         """Give the session's connection back for a wait, if nothing is lost by it."""
-        if call.host is not None:
+        if call.host is not None or time.monotonic() >= deadline:
             return False
         session = call.session
         if session.in_transaction():
@@ -146,12 +147,27 @@ class Claiming:
             return None
         if call.host is not None:
             return connection
-        if (
-            _has_changes(session) or has_written(connection, unknown=False)
-        ) and self._config.before_view_writes == "refuse":
-            raise IdempotencyConfigError(_EARLY_WRITES)
+        self.refuse_early_writes(call)
         session.commit()
         return None
+
+    def refuse_early_writes(self, call: Call) -> None:
+        """
+        Refuse a claim beside a transaction that has changes and would not see it.
+
+        Raises:
+            IdempotencyConfigError: If that is so, and is not to be committed.
+        """
+        session = call.session
+        if (
+            self._config.before_view_writes == "refuse"
+            and session.in_transaction()
+            and self._store.dialect.hides_claims(connection_of(call))
+            and (
+                _has_changes(session) or has_written(connection_of(call), unknown=False)
+            )
+        ):
+            raise IdempotencyConfigError(_EARLY_WRITES)
 
 
 _EARLY_WRITES = (

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.orm import Session, SessionTransaction
 
+    from .answers import Answer
     from .config import Config
     from .lifecycle import Claim, IdBuilder
     from .store import IdempotencyStore
@@ -75,12 +76,15 @@ class Work(Generic[R]):
             again otherwise.
         releases: Whether a result of 400 or above says that nothing was done, so
             that the key is freed if that is so.
+        admit: Raises what a duplicate gets that may not, or cannot, have the stored
+            answer.
     """
 
     handler: Callable[[], R]
     encode: Callable[[R], StoredResponse]
     rescue: Callable[[Exception], R]
     releases: Callable[[R], bool]
+    admit: Callable[[Answer[R]], None]
 
     def ending(self, stored: StoredResponse, result: R) -> Ending:
         """Return what is recorded of a result."""

@@ -105,7 +105,7 @@ class RouteOptions:
         wait_seconds: How long a duplicate waits for a first call in progress.
         release_on: Statuses of 400 and above, or a function of the response, that
             free the key while nothing is committed.
-        store_body: False: only status and headers are kept.
+        store_body: False: only status and headers of a success are kept.
         rebuild: Makes the answer of a replay whose body is not stored, from the
             ``RecordView``. Status and headers are the stored ones.
         authorize_replay: Called with the ``RecordView`` before a stored answer is

@@ -6,29 +6,26 @@ import functools
 import inspect
 import logging
 import weakref
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from flask import current_app, request
 
-from . import signals
-from .answers import stored_body
+from .answers import refuse_without_body
 from .completion import CallOptions, Work
 from .config import RouteOptions
 from .exceptions import (
     IdempotencyConfigError,
-    IdempotencyHTTPException,
     IdempotencyReplayForbidden,
 )
 from .fingerprint import Fingerprint
-from .observation import note_refusal
-from .request import OPTIONS, read_key, route_name, scope_of_request
+from .problems import Unanswered
+from .request import OPTIONS, read_key, refusing, route_name, scope_of_request
 from .request_hash import request_hash
 from .responses import rebuilt, replay, store_response
 from .state import get_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
     from typing import Literal, ParamSpec
 
     from flask import Response
@@ -174,7 +171,7 @@ def _guarded(view: Any, *, declared: RouteOptions) -> Any:
         request.environ[OPTIONS] = options  # not on g: a context may outlive us
         if options.claim:
             return _respond(state, options, call)
-        with _refusing(state, options):
+        with refusing(state, options):
             read_key(options, state.config)
         return current_app.make_response(call())
 
@@ -189,55 +186,61 @@ def _respond(
     view: Callable[[], ResponseReturnValue],
 ) -> Response:
     scope, fingerprint = None, ""
-    with _refusing(state, options):
+    with refusing(state, options):
         scope, fingerprint = _identified(state, options)
-    answer = state.guard.call(
-        scope,
-        fingerprint,
-        Work(
-            handler=lambda: current_app.make_response(view()),
-            encode=lambda response: store_response(
-                response,
-                max_size=state.config.max_response_size,
-                store_body=options.store_body,
-                passed_on=functools.partial(
-                    _report_late_writes, state.session(), request.endpoint
-                ),
+    unanswered: list[Exception] = []
+    try:
+        answer = state.guard.call(
+            scope,
+            fingerprint,
+            _work(state, options, view, unanswered),
+            CallOptions(
+                ttl_seconds=options.ttl_seconds,
+                lease_seconds=options.lease_seconds,
+                wait_seconds=options.wait_seconds,
+                mode=options.mode,
+                retry_failed=options.retry_failed,
+                fail_open=options.fail_open,
             ),
-            rescue=_application_answer,
-            releases=lambda response: _says_nothing_was_done(response, options),
-        ),
-        CallOptions(
-            ttl_seconds=options.ttl_seconds,
-            lease_seconds=options.lease_seconds,
-            wait_seconds=options.wait_seconds,
-            mode=options.mode,
-            retry_failed=options.retry_failed,
-            fail_open=options.fail_open,
-        ),
-    )
+        )
+    except Exception as error:
+        if any(error is known for known in unanswered):
+            raise Unanswered(error) from None
+        raise
     return _replay(answer, options) if answer.result is None else answer.result
 
 
-@contextmanager
-def _refusing(state: IdempotencyState, options: RouteOptions) -> Iterator[None]:
-    """Count what refuses a request; in observe mode, let it pass all the same."""
-    observing = options.mode == "observe"
-    try:
-        yield
-    except IdempotencyHTTPException as error:
-        route = options.route or route_name()
-        if observing:
-            note_refusal(state.app, route, error)
-            return
-        code = error.error_code
-        signals.refused.send(state.app, route=route, error_code=code, enforced=True)
-        raise
-    except Exception:
-        if not observing:
+def _work(
+    state: IdempotencyState,
+    options: RouteOptions,
+    view: Callable[[], ResponseReturnValue],
+    unanswered: list[Exception],
+) -> Work[Response]:
+    """Return a view's work; what its error handlers raise is added to `unanswered`."""
+
+    def rescue(error: Exception) -> Response:
+        # Called where the exception is being handled, as Flask itself does it.
+        try:
+            answer = current_app.handle_user_exception(error)
+        except Exception as raised:
+            unanswered.append(raised)
             raise
-        # An observer may not fail what it observes.
-        log.exception("A request of '%s' could not be observed.", request.endpoint)
+        return current_app.make_response(answer)
+
+    return Work(
+        handler=lambda: current_app.make_response(view()),
+        encode=lambda response: store_response(
+            response,
+            max_size=state.config.max_response_size,
+            store_body=options.store_body,
+            passed_on=functools.partial(
+                _report_late_writes, state.session(), request.endpoint
+            ),
+        ),
+        rescue=rescue,
+        releases=lambda response: _says_nothing_was_done(response, options),
+        admit=lambda answer: _admit(answer, options),
+    )
 
 
 def _identified(
@@ -251,15 +254,23 @@ def _identified(
     return scope, request_hash(route, state.config, options.fingerprint)
 
 
-def _replay(answer: Answer[Response], options: RouteOptions) -> Response:
-    """Give a stored answer out, or make it anew where its body was not kept."""
+def _admit(answer: Answer[Response], options: RouteOptions) -> None:
+    """Check whether a duplicate may, and can, have the stored answer."""
     record = cast("RecordView", answer.record)
     if options.authorize_replay is not None and not options.authorize_replay(record):
         raise IdempotencyReplayForbidden
+    if options.rebuild is None:
+        refuse_without_body(answer)
+
+
+def _replay(answer: Answer[Response], options: RouteOptions) -> Response:
+    """Give a stored answer out, or make it anew where its body was not kept."""
     if answer.stored.body is None and options.rebuild is not None:
-        made = current_app.make_response(options.rebuild(record))
-        return rebuilt(answer.stored, made)
-    stored_body(answer)
+        made = options.rebuild(cast("RecordView", answer.record))
+        body = made[0] if isinstance(made, tuple) else made
+        has_type = not isinstance(body, (str, bytes))
+        response = current_app.make_response(made)
+        return rebuilt(answer.stored, response, has_type=has_type)
     return replay(answer.stored)
 
 
@@ -278,14 +289,3 @@ def _report_late_writes(session: Session, endpoint: str | None) -> None:
             "nothing commits that. Write before the stream starts, or commit in it.",
             endpoint,
         )
-
-
-def _application_answer(error: Exception) -> Response:
-    """
-    Return what the application's error handlers answer to an exception.
-
-    Called where the exception is being handled: one without a handler is raised
-    again, as by Flask itself.
-    """
-    answer = current_app.handle_user_exception(error)
-    return current_app.make_response(answer)

@@ -14,8 +14,8 @@ from .models import (
     build_record_class,
     scope_constraint,
 )
-from .problems import problem_response
-from .request import OPTIONS, note_ignored_key, read_key, scope_of_request
+from .problems import Unanswered, problem_response, raise_unanswered
+from .request import OPTIONS, note_ignored_key, read_key, refusing, scope_of_request
 from .responses import key_field
 from .settings import checked_route
 from .state import EXTENSION_KEY, IdempotencyState, Loaders, get_state
@@ -100,6 +100,7 @@ class Idempotency:
             app.register_error_handler(
                 IdempotencyError, partial(problem_response, config=state.config)
             )
+        app.register_error_handler(Unanswered, raise_unanswered)
         if "sqlalchemy" in app.extensions:
             # From here on the fence knows of every transaction that writes.
             with app.app_context():
@@ -134,7 +135,8 @@ class Idempotency:
             idempotency_key: The key, if it does not come with the request.
 
         Returns:
-            ``None`` if the request has no key and needs none.
+            ``None`` if the request has no key and needs none, or is only observed
+            and would be refused.
 
         Raises:
             IdempotencyHTTPException: If key or caller are missing or unusable.
@@ -146,10 +148,13 @@ class Idempotency:
             raise IdempotencyConfigError(f"The route must be {error}.") from error
         state = get_state()
         options = request.environ.get(OPTIONS) or state.options(RouteOptions())
-        key = idempotency_key or read_key(options, state.config)
-        if key is None:
-            return None
-        return scope_of_request(state, route, key, options)
+        with refusing(state, options):
+            key = idempotency_key
+            if key is None:
+                key = read_key(options, state.config)
+            if key is not None:
+                return scope_of_request(state, route, key, options)
+        return None
 
     @property
     def Record(self) -> type[IdempotencyRecordMixin]:  # noqa: N802 - a class

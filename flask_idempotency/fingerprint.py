@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 #: Of the rules below. A record that was made by other rules is no conflict: see
 #: ``lifecycle.comparable_hash``.
 VERSION = "v1"
-#: Whole floats below this are written as integers: 1.0 and 1 are one number.
-_EXACT_INTEGERS = 2**53
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +182,9 @@ def _refuse_constant(name: str) -> None:
 
 
 def _level_float(value: float) -> float:
-    whole = value.is_integer() and abs(value) < _EXACT_INTEGERS
+    """Return a whole number as int: 1.0 and 1, or 1e16 and its digits, are equal."""
+    # Only where the float is what is written: 1e23 is a neighbour of its digits.
+    whole = value.is_integer() and Decimal(value) == Decimal(repr(value))
     return int(value) if whole else value
 
 

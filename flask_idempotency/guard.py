@@ -8,11 +8,12 @@ Knows nothing of HTTP requests. Statements belong in ``store``, the fence in
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from . import signals
-from .answers import duplicate_answer, first_answer, stored_body
+from .answers import duplicate_answer, first_answer, refuse_without_body
 from .claiming import Claiming
 from .completion import CallOptions, Completion, Work, failure_of
 from .exceptions import (
@@ -26,12 +27,12 @@ from .exceptions import (
     ResultNotStorable,
 )
 from .lifecycle import Decision, StoredResponse, Verdict, decide
-from .observation import Observer, note_refusal
+from .observation import Observer
 from .settings import seconds_of
 from .unit_of_work import Call, current_call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from uuid import UUID
 
     from sqlalchemy.orm import Session
@@ -144,7 +145,7 @@ class IdempotencyMutationGuard:
             ttl: Life of the key, in seconds or as timedelta.
             lease: How long a crash can block the key.
             wait: How long a duplicate waits for a first call in progress. A call
-                that holds a transaction with changes does not wait.
+                inside another one, or whose session has changes, does not wait.
 
         Raises:
             IdempotencyHTTPException: For a duplicate that has no answer to get: in
@@ -156,6 +157,7 @@ class IdempotencyMutationGuard:
             encode=self._encode,
             rescue=_reraise,
             releases=lambda result: result[1] in self._config.release_on,
+            admit=refuse_without_body,
         )
         options = CallOptions(
             ttl_seconds=None if ttl is None else _seconds("ttl", ttl),
@@ -166,7 +168,7 @@ class IdempotencyMutationGuard:
             outbox_event_id_builder=outbox_event_id_builder,
         )
         answer = self.call(scope, request_hash, work, options)
-        body = stored_body(answer) or b"null"
+        body = answer.stored.body or b"null"
         return MutationResult(
             value=self._loads(body),
             response_code=answer.stored.code,
@@ -193,23 +195,23 @@ class IdempotencyMutationGuard:
             work: The effect and how its result is stored.
             options: How it is claimed.
         """
-        if scope is None:
-            return self._perform(self._new_call(), None, request_hash, work)
-        if (options.mode or self._config.mode) == "observe":
-            return self._observe(scope, request_hash, work, options)
         call = self._new_call()
+        if scope is None:
+            return self._perform(call, None, request_hash, work)
+        if (options.mode or self._config.mode) == "observe":
+            return self._observe(call, scope, request_hash, work, options)
         try:
-            decision = self._claiming.decide(call, scope, request_hash, options)
-        except IdempotencyStoreUnavailable as error:
+            with self._counted(scope, fail_open=options.fail_open):
+                decision = self._claiming.decide(call, scope, request_hash, options)
+        except IdempotencyStoreUnavailable:
             if not options.fail_open:
                 raise
-            note_refusal(self._sender, scope.route, error)
+            log.exception("The store is down: '%s' runs unprotected.", scope.route)
             return self._perform(call, None, request_hash, work)
         if decision.claim is None:
-            return self._duplicate(decision, scope)
+            return self._duplicate(decision, scope, work)
         call.claim = decision.claim
-        attempt = decision.claim.attempt
-        signals.claimed.send(self._sender, route=scope.route, attempt=attempt)
+        self._observer.note_claim(decision.claim)
         return self._perform(call, scope, request_hash, work)
 
     def _new_call(self) -> Call:
@@ -227,39 +229,65 @@ class IdempotencyMutationGuard:
             stored, result = self._completion.perform(call, work)
         except LeaseLost:
             self._log_lost_lease(call, scope)
-            if call.host is not None:  # the outer call's rows were rolled back too
+            if scope is None:
                 raise IdempotencyLeaseLost(retry_after_seconds=1) from None
-            return self._answer_of_new_owner(call, scope, request_hash)
+            with self._counted(scope):
+                decision = self._decision_of_new_owner(call, scope, request_hash)
+            return self._duplicate(decision, scope, work)
         return first_answer(call.claim, stored, result)
 
     def _observe(
-        self, scope: Scope, request_hash: str, work: Work[R], options: CallOptions
+        self,
+        call: Call,
+        scope: Scope,
+        request_hash: str,
+        work: Work[R],
+        options: CallOptions,
     ) -> Answer[R]:
         """Run the work in any case; its record stands beside it and protects nothing."""
-        claim = self._observer.claim(
-            scope, lambda: self._claiming.claim(scope, request_hash, options)
-        )
+
+        def claim() -> Decision:
+            self._claiming.refuse_early_writes(call)
+            return self._claiming.claim(scope, request_hash, options)
+
+        # What an inner call did is not known before the outermost one has ended.
+        claimed = self._observer.claim(scope, claim, work) if not call.host else None
         try:
-            answer = self._perform(self._new_call(), None, request_hash, work)
+            answer = self._perform(call, None, request_hash, work)
         except BaseException as error:
             failure = failure_of(error)
-            self._observer.record(claim, lambda: failure)
+            self._observer.record(claimed, lambda: failure, committed=call.committed)
             raise
         result = cast("R", answer.result)
-        self._observer.record(claim, lambda: work.ending(answer.stored, result))
+        self._observer.record(
+            claimed,
+            lambda: work.ending(answer.stored, result),
+            committed=call.committed,
+        )
         return answer
 
-    def _duplicate(self, decision: Decision, scope: Scope) -> Answer[Any]:
+    def _duplicate(self, decision: Decision, scope: Scope, work: Work[R]) -> Answer[R]:
+        with self._counted(scope):
+            answer: Answer[R] = duplicate_answer(decision)
+            work.admit(answer)
+        signals.send(signals.replayed, self._sender, route=scope.route, enforced=True)
+        return answer
+
+    @contextmanager
+    def _counted(self, scope: Scope, *, fail_open: bool = False) -> Iterator[None]:
+        """Count what refuses a request, or would if it did not fail open."""
         try:
-            answer = duplicate_answer(decision)
+            yield
         except IdempotencyHTTPException as error:
-            code = error.error_code
-            signals.refused.send(
-                self._sender, route=scope.route, error_code=code, enforced=True
+            signals.count_refusal(
+                self._sender,
+                scope.route,
+                error.error_code,
+                enforced=not (
+                    fail_open and isinstance(error, IdempotencyStoreUnavailable)
+                ),
             )
             raise
-        signals.replayed.send(self._sender, route=scope.route, enforced=True)
-        return answer
 
     def _log_lost_lease(self, call: Call, scope: Scope | None) -> None:
         log.warning(
@@ -269,17 +297,19 @@ class IdempotencyMutationGuard:
             extra={"idempotency_record_id": str(call.claim and call.claim.record_id)},
         )
 
-    def _answer_of_new_owner(
-        self, call: Call, scope: Scope | None, request_hash: str
-    ) -> Answer[Any]:
-        """Answer the client of a call that lost its record."""
-        record = self._store.look(scope) if scope is not None else None
+    def _decision_of_new_owner(
+        self, call: Call, scope: Scope, request_hash: str
+    ) -> Decision:
+        """Find out what the client of a call that lost its record gets."""
+        if call.host is not None:  # the outer call's rows were rolled back too
+            raise IdempotencyLeaseLost(retry_after_seconds=1)
+        record = self._store.look(scope)
         verdict = decide(record.facts(request_hash)) if record else Verdict.MISSING
         if verdict in {Verdict.MISSING, Verdict.EXPIRED_REUSABLE}:
             if call.committed:
                 raise IdempotencyOutcomeUnknown
             raise IdempotencyLeaseLost(retry_after_seconds=1)
-        return duplicate_answer(Decision(outcome=verdict, record=record))
+        return Decision(outcome=verdict, record=record)
 
     def _encode(self, result: tuple[object, int]) -> StoredResponse:
         value, status = result

@@ -8,17 +8,19 @@ is written beside it, so that the log can say what would have been answered.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import signals
 from .answers import duplicate_answer
+from .completion import failure_of
 from .exceptions import IdempotencyHTTPException
-from .lifecycle import Failure, StoredResponse
+from .lifecycle import Failure
 from .unit_of_work import Release
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .completion import Work
     from .lifecycle import Claim, Decision, Scope
     from .store import IdempotencyStore
     from .unit_of_work import Ending
@@ -39,39 +41,65 @@ class Observer:
         self._store = store
         self._sender = sender
 
-    def claim(self, scope: Scope, claim: Callable[[], Decision]) -> Claim | None:
+    def claim(
+        self, scope: Scope, claim: Callable[[], Decision], work: Work[Any]
+    ) -> Claim | None:
         """Claim the record, or note what a duplicate would have got."""
         route = scope.route
         try:
             decision = claim()
             if decision.claim is not None:
+                self.note_claim(decision.claim)
                 return decision.claim
-            duplicate_answer(decision)
+            work.admit(duplicate_answer(decision))
         except IdempotencyHTTPException as error:
             note_refusal(self._sender, route, error)
         except Exception:  # an observer may not fail what it observes
             log.exception("A call of '%s' could not be observed.", route)
         else:
             log.info("Observed: a request of '%s' would have been replayed.", route)
-            signals.replayed.send(self._sender, route=route, enforced=False)
+            signals.send(signals.replayed, self._sender, route=route, enforced=False)
         return None
 
-    def record(self, claim: Claim | None, ending: Callable[[], Ending]) -> None:
-        """Write how an observed call ended."""
+    def note_claim(self, claim: Claim) -> None:
+        """Count a claim."""
+        route, attempt = claim.scope.route, claim.attempt
+        signals.send(signals.claimed, self._sender, route=route, attempt=attempt)
+
+    def record(
+        self, claim: Claim | None, ending: Callable[[], Ending], *, committed: bool
+    ) -> None:
+        """
+        Write how an observed call ended.
+
+        Args:
+            claim: Of its record, if it has one.
+            ending: Makes what is recorded.
+            committed: Whether the call has committed something before its end.
+        """
         if claim is None:
             return
         try:
-            self._write(claim, ending())
+            if committed:
+                self._store.mark_effects(claim)
+            self._write(claim, ending)
         except Exception:  # an observer may not fail what it observes
             log.exception("The end of '%s' could not be observed.", claim.scope.route)
 
-    def _write(self, claim: Claim, ending: Ending) -> None:
-        if isinstance(ending, Release):
-            self._store.release(claim)
-        elif isinstance(ending, Failure):
-            self._store.mark_failed(claim, ending)
-        elif isinstance(ending, StoredResponse):
-            self._store.mark_succeeded(claim, ending)
+    def _write(self, claim: Claim, ending: Callable[[], Ending]) -> None:
+        try:
+            ended = ending()
+        except Exception as error:
+            self._store.mark_failed(claim, failure_of(error))
+            raise
+        if isinstance(ended, Release):
+            if self._store.release(claim):
+                return
+            ended = ended.otherwise
+        if isinstance(ended, Failure):
+            self._store.mark_failed(claim, ended)
+        else:
+            self._store.mark_succeeded(claim, ended)
 
 
 def note_refusal(sender: object, route: str, error: IdempotencyHTTPException) -> None:
@@ -81,4 +109,4 @@ def note_refusal(sender: object, route: str, error: IdempotencyHTTPException) ->
     log.warning(
         "Observed: a request of '%s' would have got %s.", route, code, extra=extra
     )
-    signals.refused.send(sender, route=route, error_code=code, enforced=False)
+    signals.count_refusal(sender, route, code, enforced=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from flask import Response, json, request
 
@@ -21,6 +21,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PROBLEM = "application/problem+json"
+
+
+class Unanswered(Exception):  # noqa: N818 - no error of its own
+    """
+    Carries an exception past the error handlers, which have been asked already.
+
+    Inside a guarded view they are asked early, so that their answer can be stored.
+    One that raises, or finds nothing to say, must not be asked again by Flask.
+
+    Args:
+        error: What goes on to the application's handler for 500.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
+def raise_unanswered(carrier: Unanswered) -> NoReturn:
+    """Give Flask the exception as one that no handler has answered."""
+    raise carrier.error
 
 
 def problem_response(error: IdempotencyError, config: Config) -> WerkzeugResponse:

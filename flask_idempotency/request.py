@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from flask import current_app, request
 
+from . import signals
 from .exceptions import (
     IdempotencyCallerUnknown,
     IdempotencyConfigError,
+    IdempotencyHTTPException,
     IdempotencyKeyInvalid,
     IdempotencyKeyMissing,
 )
 from .keys import parse_key
 from .lifecycle import SCOPE_LENGTHS, Scope, check_text
+from .observation import note_refusal
 from .request_hash import is_form, parse_form
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from flask import Response
 
@@ -99,8 +103,7 @@ def _client_key(config: Config) -> str | None:
 
 
 def _form_key(config: Config, header_key: str | None) -> str | None:
-    parse_form()
-    fields = request.form.getlist(config.form_field)
+    fields = request.form.getlist(config.form_field) if parse_form() else []
     if not fields:
         return header_key
     form_key = parse_key(fields[0])  # no structured field, so never with quotes only
@@ -110,6 +113,26 @@ def _form_key(config: Config, header_key: str | None) -> str | None:
             "must hold one and the same key."
         )
     return form_key
+
+
+@contextmanager
+def refusing(state: IdempotencyState, options: RouteOptions) -> Iterator[None]:
+    """Count what refuses a request; in observe mode, let it pass all the same."""
+    observing = options.mode == "observe"
+    try:
+        yield
+    except IdempotencyHTTPException as error:
+        route = options.route or route_name()
+        if not observing:
+            code = error.error_code
+            signals.count_refusal(state.app, route, code, enforced=True)
+            raise
+        note_refusal(state.app, route, error)
+    except Exception:
+        if not observing:
+            raise
+        # An observer may not fail what it observes.
+        log.exception("A request of '%s' could not be observed.", request.endpoint)
 
 
 def scope_of_request(
@@ -157,8 +180,9 @@ def note_ignored_key(state: IdempotencyState, response: Response) -> Response:
 
 def route_name() -> str:
     """Return the stable name of the matched rule, such as ``"POST /accounts"``."""
-    rule = request.url_rule.rule if request.url_rule else request.path
-    name = f"{request.method} {rule}"
+    rule = request.url_rule
+    where = f"{rule.host or rule.subdomain or ''}{rule.rule}" if rule else request.path
+    name = f"{request.method} {where}"
     if len(name) > SCOPE_LENGTHS["route"]:
         raise IdempotencyConfigError(
             f"The rule of endpoint '{request.endpoint}' is too long to name its "

@@ -11,9 +11,10 @@ import tempfile
 import weakref
 from io import BytesIO
 from shutil import copyfileobj
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
-from flask import request
+from flask import current_app, request
+from werkzeug.exceptions import RequestEntityTooLarge
 
 from .exceptions import IdempotencyConfigError
 from .fingerprint import Fingerprint, canonical_json, digest
@@ -64,18 +65,30 @@ def request_hash(
         return digest(["key"])
     if not isinstance(option, Fingerprint):
         return hash_of_value(option())
-    arguments = sorted((request.view_args or {}).items())
     return digest(
         [
             request.method,
             route,
-            digest(f"{name}={value}" for name, value in arguments),
+            digest(_arguments()),
             digest(_query()),
             digest(_headers(option)),
             request.mimetype,
             *_body(config.form_field, option),
         ]
     )
+
+
+def _arguments() -> Iterator[str]:
+    """Give the path arguments as the URL has them, whatever was made of them since."""
+    # Not request.view_args: url_value_preprocessor functions take arguments away.
+    adapter = current_app.create_url_adapter(request)
+    _, arguments = adapter.match() if adapter else ("", {})
+    for name, value in sorted(arguments.items()):
+        yield name
+        # An object of a converter that has no text would be another one each time.
+        kind: Any = type(value)
+        has_text = kind.__str__ is not object.__str__
+        yield str(value) if has_text else request.path
 
 
 def keep_body() -> IO[bytes]:
@@ -100,16 +113,27 @@ def _copy_of_body() -> IO[bytes]:
     length = request.content_length
     small = length is not None and length <= _IN_MEMORY
     copy = BytesIO() if small else _temporary_file()
+    parsed = "form" in vars(request)
+    touched = "stream" in vars(request) and not parsed and _position(request.stream)
     copyfileobj(request.stream, copy, _CHUNK)
     if not copy.tell():
         copy.write(request.get_data())  # read, and cached, by something before us
-    if not copy.tell() and length and "form" not in vars(request):
+        touched = touched and not copy.tell()
+    if touched or (length and not copy.tell() and not parsed):
         raise IdempotencyConfigError(
             "The body was consumed before @idempotent could read it, by a "
             "'before_request' function or a decorator outside it? Let that use "
             "'request.get_data()', which keeps the body."
         )
     return copy
+
+
+def _position(stream: IO[bytes]) -> bool:
+    """Tell whether a stream was read from, or may have been."""
+    try:
+        return stream.tell() > 0
+    except (AttributeError, OSError):  # a server's own stream
+        return True
 
 
 def _temporary_file() -> IO[bytes]:
@@ -142,14 +166,14 @@ def _headers(option: Fingerprint) -> Iterator[str]:
 
 def _body(key_field: str, option: Fingerprint) -> Iterator[str | bytes]:
     ignored = {pointer[1:] for pointer in option.ignore}
-    if is_form():
-        parse_form()
+    if is_form() and parse_form():
         fields = list(request.form.lists())
         yield digest(
             _pairs((n, v) for n, v in fields if n != key_field and n not in ignored)
         )
         yield digest(_files(ignored))
-        if request.mimetype == FORM and _REPLACED in str(fields):
+        # What the parser could not read, the view can still tell apart.
+        if _REPLACED in str(fields) or not (fields or request.files):
             yield _digest(keep_body())
     elif request.is_json:
         yield canonical_json(keep_body().read(), option.ignore)
@@ -160,19 +184,31 @@ def _body(key_field: str, option: Fingerprint) -> Iterator[str | bytes]:
     keep_body()
 
 
-def parse_form() -> None:
-    """Parse the form, and leave the raw body to the view as well."""
-    if "form" not in vars(request):
-        keep_body()
+def parse_form() -> bool:
+    """
+    Parse the form, and leave the raw body to the view as well.
+
+    Returns:
+        False if it breaks a limit of the application. The view decides what to make
+        of that: it may read the body in another way, or raise the limit.
+    """
+    if "form" in vars(request):
+        return True
+    keep_body()
+    try:
         _ = request.form
+    except RequestEntityTooLarge:
+        return False
+    finally:
         keep_body()
+    return True
 
 
 def _files(ignored: set[str]) -> Iterator[str | bytes]:
     for name, files in sorted(request.files.lists(), key=_by_name):
         if name not in ignored:
             for file in files:
-                yield from (_named(name), file.filename or "", file.mimetype)
+                yield from (_named(name), file.filename or "", file.content_type or "")
                 yield _digest(file.stream)
 
 
@@ -193,8 +229,10 @@ def _named(name: str | None) -> str | bytes:
 
 
 def _digest(file: IO[bytes]) -> bytes:
+    position = file.tell()  # not 0 if something has looked at an upload before
+    file.seek(0)
     sha = hashlib.sha256()
     while chunk := file.read(_CHUNK):
         sha.update(chunk)
-    file.seek(0)
+    file.seek(position)
     return sha.digest()

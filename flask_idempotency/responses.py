@@ -10,7 +10,7 @@ from markupsafe import Markup
 from werkzeug.datastructures import Headers
 from werkzeug.wsgi import ClosingIterator
 
-from .exceptions import REPLAYED, ResultNotStorable
+from .exceptions import REPLAYED
 from .keys import new_key
 from .lifecycle import StoredResponse
 
@@ -44,6 +44,9 @@ _NOT_STORED = frozenset(
 )
 
 
+_ERROR = 400  # RFC 9110, section 15.5: from here on a status says that it failed
+
+
 def store_response(
     response: Response,
     *,
@@ -60,16 +63,10 @@ def store_response(
     Args:
         response: The answer.
         max_size: Bytes of a body that are kept.
-        store_body: False: no body is kept, except an empty one.
+        store_body: False: no body of a success is kept, except an empty one.
         passed_on: Called after each piece that is made when the call is over.
-
-    Raises:
-        ResultNotStorable: If the status is none of HTTP's (RFC 9110, section 15).
     """
-    if not 100 <= response.status_code <= 599:  # noqa: PLR2004
-        raise ResultNotStorable(
-            f"The answer has the status {response.status_code}; HTTP has 100 to 599."
-        )
+    keeps = store_body or response.status_code >= _ERROR
     body = _body(response, max_size, passed_on)
     return StoredResponse(
         code=response.status_code,
@@ -78,7 +75,7 @@ def store_response(
             for name, value in response.headers
             if name.lower() not in _NOT_STORED
         ),
-        body=body if store_body or not body else None,
+        body=body if keeps or not body else None,
     )
 
 
@@ -122,19 +119,25 @@ def _passing_on(
         yield piece
 
 
-def rebuilt(stored: StoredResponse, response: Response) -> Response:
+def rebuilt(stored: StoredResponse, response: Response, *, has_type: bool) -> Response:
     """
-    Complete an answer that was made anew for a replay.
+    Complete an answer whose body was made anew for a replay.
 
-    It gets the stored status, unless it says itself that it is an error, and those
-    stored headers that it does not set.
+    It gets the stored status and headers, unless it says itself that it is an error.
+
+    Args:
+        stored: The first answer, without its body.
+        response: The answer that was made anew.
+        has_type: Whether its media type says what it is, such as that of a dict, and
+            is not just the default of a text.
     """
-    if response.status_code < 400:  # noqa: PLR2004 - RFC 9110, section 15.5
+    if response.status_code < _ERROR:
         response.status_code = stored.code
-    for name in dict.fromkeys(name for name, _ in stored.headers):
-        if name not in response.headers:
-            for value in (v for n, v in stored.headers if n == name):
-                response.headers.add(name, value)
+        own = {"content-type"} if has_type else set()
+        kept = [(n, v) for n, v in stored.headers if n.lower() not in own]
+        for name, _ in kept:
+            response.headers.remove(name)
+        response.headers.extend(kept)
     response.headers[REPLAYED] = "true"
     return response
 

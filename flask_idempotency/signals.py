@@ -11,10 +11,38 @@ With ``enforced=False`` nothing was answered: that is what observe mode, or
 
 from __future__ import annotations
 
+import logging
+from typing import TYPE_CHECKING, Any
+
 from blinker import Namespace
+
+if TYPE_CHECKING:
+    from blinker import NamedSignal
+
+log = logging.getLogger(__name__)
 
 _namespace = Namespace()
 
 claimed = _namespace.signal("idempotency-claimed")
 replayed = _namespace.signal("idempotency-replayed")
 refused = _namespace.signal("idempotency-refused")
+
+
+def send(signal: NamedSignal, sender: object, **payload: Any) -> None:
+    """Send a signal; a receiver that fails may not fail what it counts."""
+    try:
+        signal.send(sender, **payload)
+    except Exception:
+        log.exception("A receiver of the signal '%s' failed.", signal.name)
+
+
+def count_refusal(
+    sender: object, route: str, error_code: str, *, enforced: bool
+) -> None:
+    """Count an error of this library."""
+    payload: dict[str, Any] = {
+        "route": route,
+        "error_code": error_code,
+        "enforced": enforced,
+    }
+    send(refused, sender, **payload)

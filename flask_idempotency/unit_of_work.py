@@ -316,10 +316,10 @@ class _Fence:
                 raise InvalidRequestError(_ABORTED)
             return
         held = [call for _, call in ledger.held if call.ending is not None]
-        running = [c for c in self._recorded(current.chain()) if c not in held]
-        affected = running if running and self._writes(connection) else []
+        running = [c for c in current.chain() if c not in held]
         try:
-            self._mark(connection, affected)
+            if self._writes(connection, exactly=bool(self._recorded(running))):
+                self._mark(connection, running)
             self._carry(connection, self._recorded(held))
         except LeaseLost:
             # Before raising: some drivers' reset would commit what is left open.
@@ -330,16 +330,19 @@ class _Fence:
     def _recorded(self, calls: Iterable[Call]) -> list[Call]:
         return [c for c in calls if c.claim is not None and c.store is self._store]
 
-    def _writes(self, connection: Connection) -> bool:
-        return has_written(connection) or self._store.dialect.has_written(connection)
+    def _writes(self, connection: Connection, *, exactly: bool) -> bool:
+        if has_written(connection) or not exactly:
+            return has_written(connection)
+        return self._store.dialect.has_written(connection)
 
     def _mark(self, connection: Connection, running: list[Call]) -> None:
         """Note on calls that go on that a part of them becomes durable."""
-        for call in running:
+        for call in self._recorded(running):
             claim = cast("Claim", call.claim)
             if call.lost or not self._store.mark_effects(claim, connection):
                 call.lost = True
                 raise LeaseLost(_LOST)
+        for call in running:
             call.committed = True
 
     def _carry(self, connection: Connection, held: list[Call]) -> None:

@@ -74,6 +74,9 @@ class Waiters:
                 return self._ask(scope, watch, deadline, retry_failed=retry_failed)
             return watch.ended
         finally:
+            with watch.condition:
+                if not watch.asking:  # also if this waiter was to ask next, and died
+                    watch.condition.notify()
             with self._lock:
                 watch.waiters -= 1
                 over = watch.ended is not None or not watch.waiters

@@ -24,7 +24,8 @@ _ANY_METHOD = frozenset({"DELETE", "GET", "PATCH", "POST", "PUT"})
 
 MESSAGES = {
     "undeclared": "It declares nothing: add @idempotent below the route and login "
-    'decorators, or @not_idempotent("why").',
+    'decorators, or @not_idempotent("why"). A decorator without functools.wraps hides '
+    "a declaration.",
     "above_route": "The view was registered without its guard: put @idempotent below "
     "the route decorator.",
     "login_inside": "{name} runs inside @idempotent, so that a replay bypasses it: put "

@@ -49,8 +49,8 @@ _WHO = (
 #: Names of an application's own login decorators: a subject and a demand, no less,
 #: because a false alarm would keep a correct application from passing.
 _LOGIN_NAME = re.compile(
-    rf"(?!.*csrf)(?:(?:\w+_)?(?:{_WHO})_(?:required|accepted|check)"
-    rf"|(?:requires?|verify|check|ensure|enforce)_(?:\w+_)?(?:{_WHO})"
+    rf"(?!.*csrf)(?:(?:\w+_)?(?:{_WHO})_(?:required|accepted|only)"
+    rf"|(?:requires?|check)_(?:oauth_)?(?:{_WHO})|verify_(?:\w+_)?signature"
     r"|authenticated?|authori[sz]ed?)"
 )
 #: Decorators that turn what a view returns into the answer.

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 class Outcomes(StoreBase):
     """What only the owner of a record may write, under its token."""
 
-    def mark_effects(self, claim: Claim, connection: Connection) -> bool:
+    def mark_effects(self, claim: Claim, connection: Connection | None = None) -> bool:
         """
-        Note in a transaction that its commit makes a part of the operation durable.
+        Note that a part of the operation becomes, or is, durable.
 
-        ``processing`` stays. Called by the fence, for the owner.
+        ``processing`` stays. Called by the fence in the transaction that makes it so;
+        without one the note is written on its own.
 
         Returns:
             Whether the record still belongs to the claim; if not, roll back.

@@ -7,7 +7,13 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
+from sqlalchemy.exc import (
+    DBAPIError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    ProgrammingError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from flask_idempotency.exceptions import IdempotencyStoreUnavailable
@@ -113,7 +119,9 @@ class Runner:
                 f"The table '{self._table_name}' or one of its columns does not exist. "
                 "Run your migrations: 'flask db upgrade'."
             )
-        if isinstance(error, (OperationalError, InterfaceError, InternalError)):
+        # A ProgrammingError is a right on the table that is missing.
+        unable = (OperationalError, InterfaceError, InternalError, ProgrammingError)
+        if isinstance(error, unable):
             first_line = str(error.orig).strip().split("\n")[0]
             return IdempotencyStoreUnavailable(
                 f"The database could not answer: {first_line}"

@@ -163,7 +163,8 @@ def test_json_is_reported_whole(mixed: Flask) -> None:
                         "problem": "undeclared",
                         "message": "It declares nothing: add @idempotent below the "
                         "route and login decorators, or "
-                        '@not_idempotent("why").',
+                        '@not_idempotent("why"). A decorator without functools.wraps '
+                        "hides a declaration.",
                     }
                 ],
             },
@@ -208,7 +209,8 @@ PUT   /hook/<name>   @idempotent(key=event_key, route='hook', ttl=1000000, \
 anonymous=True)
 POST  /said-nothing  -
   undeclared: It declares nothing: add @idempotent below the route and login \
-decorators, or @not_idempotent("why").
+decorators, or @not_idempotent("why"). A decorator without functools.wraps hides a \
+declaration.
 POST  /search        @not_idempotent("it's only\\na search")
 POST  /service       @idempotent(required=True, claim=False)
 POST  /wrong         @idempotent

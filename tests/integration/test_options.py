@@ -197,12 +197,15 @@ def test_answer_above_the_cap_is_rebuilt(make_quick: Callable[..., Shop]) -> Non
 
 
 def test_rebuilt_error_keeps_its_status(quick: Shop) -> None:
-    """What is gone by now may be said to be gone."""
+    """What is gone by now may be said to be gone, without what it had then."""
     quick.view(
-        lambda: ("made", 201), store_body=False, rebuild=lambda _r: ("gone", 410)
+        lambda: ("made", 201, {"Location": "/accounts/1"}),
+        store_body=False,
+        rebuild=lambda _record: ("gone", 410),
     )
     quick.post()
-    assert quick.post().status_code == 410
+    answer = quick.post()
+    assert (answer.status_code, "Location" in answer.headers) == (410, False)
 
 
 def test_empty_body_needs_no_keeping(quick: Shop) -> None:
@@ -211,11 +214,33 @@ def test_empty_body_needs_no_keeping(quick: Shop) -> None:
     assert [quick.post().status_code for _ in range(2)] == [204, 204]
 
 
-def test_failure_without_a_kept_body_is_still_a_failure(quick: Shop) -> None:
+def test_failure_above_the_cap_is_still_a_failure(
+    make_quick: Callable[..., Shop],
+) -> None:
     """A stored 5xx whose body was not kept is answered as the failure it was."""
-    quick.view(lambda: ("broken", 500), store_body=False)
-    quick.post()
-    assert code_of(quick.post()) == "IDEMPOTENCY_PREVIOUS_FAILURE"
+    shop = make_quick(IDEMPOTENCY_MAX_RESPONSE_SIZE=3)
+    shop.view(lambda: ("broken", 500))
+    shop.post()
+    assert code_of(shop.post()) == "IDEMPOTENCY_PREVIOUS_FAILURE"
+
+
+def test_errors_keep_their_body(quick: Shop) -> None:
+    """``store_body=False`` is about successes: an error is replayed as it was."""
+    quick.view(
+        lambda: ({"error": "no"}, 422), store_body=False, rebuild=lambda _r: "unused"
+    )
+    first, again = quick.post(), quick.post()
+    assert (again.status_code, again.data) == (422, first.data)
+
+
+def test_rebuilt_text_has_the_stored_type(quick: Shop) -> None:
+    """A text says nothing of its media type, so the first one counts."""
+    quick.view(
+        lambda: Response("a;b", mimetype="text/csv"),
+        store_body=False,
+        rebuild=lambda _record: "a;b",
+    )
+    assert quick.post().content_type == quick.post().content_type
 
 
 def test_new_key_is_safe_where_nothing_stayed(shop: Shop) -> None:

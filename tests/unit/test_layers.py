@@ -140,6 +140,7 @@ def test_class_as_login_decorator(kind: str) -> None:
     "name",
     [
         "admin_or_staff_required",
+        "admin_only",
         "admin_required",
         "api_key_required",
         "auth_required",
@@ -171,7 +172,11 @@ def test_name_of_a_login_decorator(name: str) -> None:
     "name",
     [
         "author_required",
+        "check_email_of_user",
         "check_quota",
+        "ensure_unique_user",
+        "require_json_scope",
+        "verify_invoice_token",
         "csrf_token_required",
         "fields_required",
         "inject_user",
