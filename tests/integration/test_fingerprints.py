@@ -9,12 +9,16 @@ from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from flask import request
+from flask import Flask, g, request
+from flask_sqlalchemy import SQLAlchemy
+from werkzeug.routing import BaseConverter
 
-from flask_idempotency import Fingerprint, fingerprint
+from flask_idempotency import Fingerprint, Idempotency, fingerprint, idempotent
+from tests.databases import sqlite_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.shop import Shop
 
@@ -207,6 +211,124 @@ def test_body_that_was_consumed_before_is_an_error(quick: Shop) -> None:
     quick.view(lambda: "")
     with pytest.raises(Exception, match="consumed before @idempotent"):
         quick.post(data=b"one")
+
+
+@pytest.mark.parametrize("seen", [4, -1], ids=["part", "whole"])
+def test_body_that_was_partly_consumed_is_an_error(quick: Shop, seen: int) -> None:
+    """What is left of a body does not tell requests apart."""
+    quick.app.before_request(lambda: request.stream.read(seen) and None)
+    quick.app.testing = True
+    quick.view(lambda: "")
+    with pytest.raises(Exception, match="consumed before @idempotent"):
+        quick.post(data=b"AAAArest")
+
+
+def test_argument_that_was_taken_away_still_counts(quick: Shop) -> None:
+    """``url_value_preprocessor`` functions do not make two resources one."""
+
+    @quick.app.url_value_preprocessor
+    def pull(_endpoint: str | None, values: dict[str, Any] | None) -> None:
+        g.shop = (values or {}).pop("shop", None)
+
+    view = idempotent(lambda: str(g.shop))
+    quick.app.add_url_rule("/shops/<int:shop>/orders", "o", view, methods=["POST"])
+    assert quick.post(path="/shops/1/orders").data == b"1"
+    assert quick.post(path="/shops/2/orders").status_code == 422
+    assert quick.post(path="/shops/1/orders").data == b"1"
+
+
+def test_argument_without_a_text_counts_by_the_path(quick: Shop) -> None:
+    """A converter may give any object; its address says nothing."""
+
+    class Thing:
+        """An object that has no text of its own."""
+
+    class Converter(BaseConverter):
+        """Makes such objects."""
+
+        def to_python(self, _value: str) -> Thing:
+            """Make one."""
+            return Thing()
+
+    quick.app.url_map.converters["thing"] = Converter
+    view = idempotent(lambda name: type(name).__name__)
+    quick.app.add_url_rule("/things/<thing:name>", "t", view, methods=["POST"])
+    statuses = [quick.post(path=f"/things/{n}").status_code for n in "aab"]
+    assert statuses == [200, 200, 422]
+
+
+def test_hosts_are_routes_of_their_own(tmp_path: Path) -> None:
+    """The same rule on another host is another operation."""
+    app = Flask("hosts", host_matching=True, static_folder=None)
+    app.config["SQLALCHEMY_DATABASE_URI"] = sqlite_database(tmp_path).url
+    db = SQLAlchemy(app)
+    Idempotency(app, db)
+    for host in ("a.test", "b.test"):
+        view = idempotent(anonymous=True)(lambda host=host: host)
+        app.add_url_rule("/x", host, view, methods=["POST"], host=host)
+    with app.app_context():
+        db.create_all()
+    answers = [
+        app.test_client().post(
+            "/x", base_url=f"http://{host}", headers={"Idempotency-Key": "k"}
+        )
+        for host in ("a.test", "b.test", "a.test")
+    ]
+    assert [answer.data for answer in answers] == [b"a.test", b"b.test", b"a.test"]
+    with app.app_context():
+        db.engine.dispose()
+
+
+def test_upload_that_was_looked_at_still_counts(quick: Shop) -> None:
+    """A size check or scan before the guard leaves the file where it stands."""
+
+    @quick.app.before_request
+    def look() -> None:
+        request.files["file"].stream.seek(0, 2)
+
+    quick.view(lambda: str(request.files["file"].stream.tell()))
+    assert quick.post(**upload("x", FILE)).data == b"3"
+    other = ("file", "a.bin", b"twofold")
+    assert quick.post(**upload("x", other)).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (b"--x\r\ngarbage one", b"--x\r\ngarbage two"),
+        (
+            b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n\xff\r\n--x--',
+            b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n\xfe\r\n--x--',
+        ),
+    ],
+    ids=["garbage", "bytes"],
+)
+def test_form_that_cannot_be_read_is_its_bytes(
+    quick: Shop, first: bytes, second: bytes
+) -> None:
+    """What the parser gives up on is no empty form."""
+    kind = "multipart/form-data; boundary=x"
+    sent = [{"data": data, "content_type": kind} for data in (first, second)]
+    assert twice(quick, *sent) == 422
+
+
+@pytest.mark.parametrize("way", ["get_data", "stream"])
+@pytest.mark.parametrize("mode", ["enforce", "observe"])
+def test_form_above_a_limit_is_left_to_the_view(
+    quick: Shop, way: str, mode: str
+) -> None:
+    """A view that does not parse the form is not held to the limits of parsing."""
+    quick.app.config["MAX_FORM_MEMORY_SIZE"] = 10
+    quick.view(lambda: str(len(WAYS[way]())), mode=mode)
+    sent = upload("x", ("field", "", b"y" * 100))
+    assert quick.post(**sent).data == str(len(sent["data"])).encode()
+
+
+def test_form_above_a_limit_is_refused_as_undecorated(quick: Shop) -> None:
+    """A view that parses it answers 413, also where it is only observed."""
+    quick.app.config["MAX_FORM_MEMORY_SIZE"] = 10
+    quick.view(lambda: str(len(request.form)), mode="observe")
+    assert quick.post(**upload("x", ("f", "", b"y" * 100))).status_code == 413
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -250,3 +251,125 @@ def test_services_are_observed(
         ]
     assert [result.value for result in results] == ["run 1", "run 2"]
     assert would == ["replayed"]
+
+
+@pytest.mark.parametrize("ending", ["raise", "release"])
+def test_committed_part_is_noted(shop: Shop, ending: str) -> None:
+    """What an observed call has committed is known when it is enforced later."""
+
+    def view() -> Any:
+        shop.add()
+        shop.db.session.commit()
+        if ending == "raise":
+            message = "broken"
+            raise RuntimeError(message)
+        return "later", 429
+
+    shop.view(view, mode="observe")
+    shop.post()
+    record = shop.record()
+    assert record is not None
+    assert record.effects_committed_at is not None
+    assert record.status.value == ("failed" if ending == "raise" else "succeeded")
+
+
+def test_inner_call_is_not_recorded_before_the_outer_one_ends(
+    make_shop: Callable[..., Shop],
+) -> None:
+    """A service whose rows the observed view rolls back leaves no success behind."""
+    shop = make_shop(IDEMPOTENCY_MODE="observe")
+
+    def view() -> None:
+        scope = shop.scope(route="accounts.create")
+        shop.idempotency.guard.run(scope, fingerprint(1), shop.add)
+        message = "broken"
+        raise RuntimeError(message)
+
+    shop.view(view)
+    begun = time.monotonic()
+    assert shop.post().status_code == 500
+    assert time.monotonic() - begun < 4  # nothing has waited for the session's lock
+    assert shop.record(route="accounts.create") is None
+    assert (shop.accounts(), shop.status()) == ([], "failed")
+
+
+def test_writes_before_the_view_are_said_to_be_in_the_way(
+    make_quick: Callable[..., Shop], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What enforcement would refuse is logged, and nothing waits for a lock."""
+    shop = make_quick(IDEMPOTENCY_MODE="observe")
+
+    @shop.app.before_request
+    def write() -> None:
+        shop.db.session.add(shop.Account(name="early"))
+        shop.db.session.flush()
+
+    shop.view(lambda: run(shop))
+    assert shop.post().data == b"run 1"
+    assert "IDEMPOTENCY_BEFORE_VIEW_WRITES" in caplog.text
+    assert shop.accounts() == ["early"]
+
+
+def test_service_gets_no_scope_where_it_would_be_refused(
+    make_quick: Callable[..., Shop], would: list[str]
+) -> None:
+    """In a service's route a request without key or caller runs unrecorded."""
+    shop = make_quick(IDEMPOTENCY_MODE="observe")
+    scopes: list[Any] = []
+
+    def view() -> str:
+        scopes.append(shop.idempotency.scope("accounts.create"))
+        return "done"
+
+    shop.view(view, claim=False)
+    assert shop.post(key=None).status_code == 200
+    assert shop.post(user="").status_code == 200
+    assert scopes == [None, None]
+    assert set(would) == {"IDEMPOTENCY_KEY_MISSING", "IDEMPOTENCY_CALLER_UNKNOWN"}
+
+
+def test_release_that_raises_leaves_no_call_in_progress(quick: Shop) -> None:
+    """A mistake in ``release_on`` is logged; the record says that the call ended."""
+
+    def release_on(_response: Any) -> bool:
+        message = "broken"
+        raise RuntimeError(message)
+
+    quick.view(lambda: ("no", 404), release_on=release_on, mode="observe")
+    assert quick.post().status_code == 404
+    assert quick.status() == "failed"
+
+
+def test_answer_that_was_not_kept_is_noted_as_such(
+    quick: Shop, would: list[str]
+) -> None:
+    """What a duplicate could not have is no replay."""
+    quick.view(lambda: run(quick), store_body=False, mode="observe")
+    quick.post()
+    quick.post()
+    assert would == ["IDEMPOTENCY_RESPONSE_UNAVAILABLE"]
+
+
+@pytest.mark.parametrize("mode", ["observe", "enforce"])
+def test_receiver_that_fails_fails_nothing(quick: Shop, mode: Any) -> None:
+    """Whoever counts may not change what is counted."""
+
+    def receiver(_sender: Any, **_payload: Any) -> None:
+        message = "broken receiver"
+        raise RuntimeError(message)
+
+    quick.view(lambda: run(quick), mode=mode)
+    with (
+        signals.claimed.connected_to(receiver),
+        signals.replayed.connected_to(receiver),
+        signals.refused.connected_to(receiver),
+    ):
+        assert [quick.post().status_code for _ in range(2)] == [201, 201]
+        assert quick.status() == "succeeded"
+        quick.post("other")
+
+
+def test_odd_status_is_an_answer_like_any_other(quick: Shop) -> None:
+    """A status that HTTP does not know is answered as undecorated, and replayed."""
+    quick.view(lambda: ("odd", 999))
+    assert [quick.post().status_code for _ in range(2)] == [999, 999]

@@ -283,7 +283,7 @@ def test_fail_open_runs_unprotected(
         "enforced": False,
     }
     assert counted == [refused, refused]
-    assert "IDEMPOTENCY_STORE_UNAVAILABLE" in caplog.text
+    assert "runs unprotected" in caplog.text
 
 
 def test_fail_open_protects_while_the_store_answers(shop: Shop) -> None:
@@ -311,6 +311,29 @@ def test_signals_count_what_becomes_of_keys(
     ]
     assert {s["route"] for s in counted} == {ROUTE}
     assert "raw-key-1" not in repr(counted)
+
+
+def test_refusal_is_not_counted_as_a_replay(
+    quick: Shop, counted: list[dict[str, Any]]
+) -> None:
+    """What a duplicate did not get was refused."""
+    quick.view(lambda: "x", store_body=False)
+    quick.post()
+    quick.post()
+    assert [(s["signal"], s.get("error_code")) for s in counted] == [
+        ("claimed", None),
+        ("refused", "IDEMPOTENCY_RESPONSE_UNAVAILABLE"),
+    ]
+
+
+def test_outage_is_counted(shop: Shop, counted: list[dict[str, Any]]) -> None:
+    """A request that gets 503 was refused."""
+    shop.creating_view()
+    with cut_off(shop):
+        shop.post()
+    assert [(s["error_code"], s["enforced"]) for s in counted] == [
+        ("IDEMPOTENCY_STORE_UNAVAILABLE", True)
+    ]
 
 
 def test_ignored_key_is_logged_once(

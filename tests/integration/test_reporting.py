@@ -184,3 +184,32 @@ def test_http_error_raised_as_an_answer(quick: Shop) -> None:
     serve(quick, lambda: abort(Conflict("taken").get_response()))
     first, again = quick.post(), quick.post()
     assert (first.status_code, again.data) == (409, first.data)
+
+
+@pytest.mark.parametrize("other", [True, False], ids=["another", "the same"])
+def test_handler_that_raises_is_asked_once(
+    quick: Shop, reported: list[BaseException], *, other: bool
+) -> None:
+    """What a handler raises goes to the handler for 500, as undecorated."""
+    asked: list[str] = []
+
+    class Second(Exception):  # noqa: N818 - an exception of an application
+        """What the handler raises."""
+
+    def handle(error: Broken) -> Any:
+        asked.append("broken")
+        if other:
+            raise Second from error
+        raise error
+
+    quick.app.register_error_handler(Broken, handle)
+    quick.app.register_error_handler(Second, lambda _e: ("second", 418))
+    quick.app.register_error_handler(500, lambda _e: ("crashed", 500))
+    serve(quick, broken)
+    plain = quick.post(path="/plain")
+    expected, asked[:] = list(asked), []
+    guarded = quick.post()
+    assert (guarded.status, guarded.data) == (plain.status, plain.data)
+    assert asked == expected == ["broken"]
+    assert [type(error) for error in reported] == [Second if other else Broken] * 2
+    assert quick.status() == "failed"

@@ -13,11 +13,13 @@ import pytest
 
 from flask_idempotency import fingerprint
 from flask_idempotency.exceptions import IdempotencyInProgress
+from flask_idempotency.waiting import Waiters
 from tests.shop import statements_sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tests.proxy import Proxy
     from tests.shop import Shop
 
 TIMEOUT = 30
@@ -281,3 +283,54 @@ def test_service_waits_too(shop: Shop, pool: ThreadPoolExecutor) -> None:
     let_go.set()
     assert first.result(TIMEOUT).value == second.result(TIMEOUT).value == {"id": 1}
     assert (second.result().replayed, shop.runs) == (True, [1])
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.usefixtures("impatient")
+def test_waiter_never_runs_unprotected(
+    make_far_shop: Callable[..., Shop], proxy: Proxy, pool: ThreadPoolExecutor
+) -> None:
+    """A store that falls silent during the wait does not open what fails open."""
+    shop = make_far_shop()
+    held = Held(shop, wait=TIMEOUT, fail_open=True)
+    first = pool.submit(shop.post)
+    assert held.started.wait(TIMEOUT)
+    with statements_sent() as statements:
+        second = pool.submit(shop.post)
+        assert asked(statements).wait(TIMEOUT)
+        proxy.freeze()
+        answer = second.result(TIMEOUT)
+    proxy.thaw()
+    assert answer.status_code == 409
+    assert shop.runs == [1]
+    held.let_go.set()
+    first.result(TIMEOUT)
+
+
+def test_waiter_that_dies_leaves_its_turn(quick: Shop) -> None:
+    """The next waiter asks when the one that was asking, or was to ask, is gone."""
+    looks: list[int] = []
+    asking, die = threading.Event(), threading.Event()
+
+    def look(_scope: Any) -> None:
+        looks.append(1)
+        if len(looks) == 1:
+            asking.set()
+            assert die.wait(TIMEOUT)
+            raise KeyboardInterrupt
+
+    waiters = Waiters(look)
+
+    def wait() -> Any:
+        deadline = time.monotonic() + TIMEOUT
+        return waiters.wait(quick.scope(), deadline=deadline, retry_failed=False)
+
+    with ThreadPoolExecutor(max_workers=2) as both:
+        first = both.submit(wait)
+        assert asking.wait(TIMEOUT)
+        second = both.submit(wait)
+        die.set()
+        with pytest.raises(KeyboardInterrupt):
+            first.result(TIMEOUT)
+        assert second.result(TIMEOUT) is None
+    assert waiters._watches == {}

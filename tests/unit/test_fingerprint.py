@@ -18,6 +18,9 @@ from flask_idempotency import fingerprint
 from flask_idempotency.fingerprint import canonical_json, digest
 
 SAME_JSON = {
+    "large whole numbers": (b"1e16", b"10000000000000000"),
+    "the largest exact power": (b"1e22", b"10000000000000000000000"),
+    "whole with a fraction": (b"9007199254740992.0", b"9007199254740992"),
     "member order": (b'{"a":1,"b":{"c":2,"d":3}}', b'{"b":{"d":3,"c":2},"a":1}'),
     "white space": (b'{"a":[1,2]}', b' {\n\t"a" : [ 1 ,\r\n 2 ] } '),
     "whole float": (b'{"a":1}', b'{"a":1.0}'),
@@ -37,6 +40,8 @@ SAME_JSON = {
 }
 
 OTHER_JSON = {
+    "a float and its neighbour": (b"1e23", b"99999999999999991611392"),
+    "a float and its digits": (b"1e23", b"100000000000000000000000"),
     "elements": (b"[1,2]", b"[2,1]"),
     "string": (b'{"a":1}', b'{"a":"1"}'),
     "true": (b'{"a":1}', b'{"a":true}'),
