@@ -61,8 +61,8 @@ NO_NAME: list[Any] = [None, "", b"X", 1, True, "K\xe9y", ["Key"]]
 
 
 def shortened(value: object) -> str:
-    """Name a value in a test's id."""
-    return repr(value)[:30]
+    """Name a value in a test's id, by the same name in each process."""
+    return repr(getattr(value, "__name__", value))[:30]
 
 
 GOOD: list[tuple[str, Any, str, Any]] = [
