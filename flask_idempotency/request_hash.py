@@ -14,14 +14,14 @@ from shutil import copyfileobj
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from flask import current_app, request
-from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from .exceptions import IdempotencyConfigError
 from .fingerprint import Fingerprint, canonical_json, digest
 from .fingerprint import fingerprint as hash_of_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from .config import Config
 
@@ -82,7 +82,10 @@ def _arguments() -> Iterator[str]:
     """Give the path arguments as the URL has them, whatever was made of them since."""
     # Not request.view_args: url_value_preprocessor functions take arguments away.
     adapter = current_app.create_url_adapter(request)
-    _, arguments = adapter.match() if adapter else ("", {})
+    try:
+        arguments: Mapping[str, Any] = adapter.match()[1] if adapter else {}
+    except HTTPException:  # the application has matched the URL in its own way
+        arguments = request.view_args or {}
     for name, value in sorted(arguments.items()):
         yield name
         # An object of a converter that has no text would be another one each time.
