@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sqlalchemy import Connection, Engine
+    from sqlalchemy.engine import ExceptionContext
     from sqlalchemy.orm import Session
 
     from .dialects import Dialect
@@ -107,12 +108,18 @@ class OwnPool:
             hide_parameters=True,
         )
         event.listen(copy, "connect", lambda raw, _record: self._dialect.prepare(raw))
+        event.listen(copy, "handle_error", self._note_disconnect)
         options = dict(self._source.get_execution_options())
         options.pop("isolation_level", None)
         return copy.execution_options(**options)
 
     def _limit(self, raw: Any, _record: object) -> None:
         self._dialect.limit(raw, ANSWER_SECONDS)
+
+    def _note_disconnect(self, context: ExceptionContext) -> None:
+        lost = self._dialect.lost_connection(context.original_exception)
+        if lost and context.connection is not None:
+            context.is_disconnect = True
 
     def _check_out(self) -> Connection:
         token = _connecting.set(self._dialect)

@@ -6,6 +6,7 @@ import logging
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from sqlalchemy import create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError
@@ -388,3 +389,20 @@ def test_lost_table_while_the_view_runs(shop: Shop) -> None:
     assert shop.accounts() == []
     change(shop, "ALTER TABLE elsewhere RENAME TO idempotency_record")
     assert shop.status() == "processing"
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_error_of_the_driver_alone_is_a_lost_connection(shop: Shop) -> None:
+    """An error that no server has sent ends the connection, and the claim goes on."""
+    shop.creating_view()
+    shop.post()
+    with shop.app.app_context(), shop.idempotency.store._connections.connect() as own:
+        raw: Any = own.connection.driver_connection
+        original = raw.wait
+
+    def wait(*_args: Any, **_options: Any) -> None:
+        raw.wait = original
+        raise psycopg.OperationalError("connection socket closed")
+
+    raw.wait = wait
+    assert shop.post("second", key="k2").status_code == 201

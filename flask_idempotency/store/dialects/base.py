@@ -67,6 +67,10 @@ class Dialect:
         """Tell whether a statement sent as text commits the transaction before it."""
         return bool(_COMMIT.match(statement))
 
+    def lost_connection(self, error: BaseException) -> bool:
+        """Tell whether a connection is gone, beyond what SQLAlchemy knows of."""
+        return False
+
     def short_wait(self) -> list[ColumnElement[bool]]:
         """Return conditions that keep their statement from waiting for a lock."""
         return []

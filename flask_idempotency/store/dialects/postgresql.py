@@ -40,6 +40,14 @@ class PostgreSQL(Dialect):
         # A proxy, since a connection that refers to itself would outlive its use.
         connection.wait = partial(_wait, weakref.proxy(connection), seconds)
 
+    def lost_connection(self, error: BaseException) -> bool:
+        # An error that no server has sent. psycopg may say "connection socket closed"
+        # while the connection does not count as closed yet, and would be used again.
+        return (
+            type(error).__name__ == "OperationalError"
+            and getattr(error, "sqlstate", "") is None
+        )
+
     def short_wait(self) -> list[ColumnElement[bool]]:
         # Local to the statement's own transaction, so that a pooler leaks nothing.
         return [func.set_config("lock_timeout", "100", true()).is_not(None)]
