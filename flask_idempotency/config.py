@@ -193,6 +193,11 @@ class RouteOptions:
         return replace(self, **{name: getattr(config, name) for name in unset})
 
 
+#: What a route says that says nothing. One object for all of them, since an application
+#: keeps what it has made of each declaration.
+UNSAID = RouteOptions()
+
+
 def _unknown(name: str, known: Collection[str], where: str = "") -> str:
     longer = [key for key in known if name.startswith(f"{key}_")]
     near = longer or difflib.get_close_matches(name, known, n=1)

@@ -12,7 +12,7 @@ from flask import current_app, request
 
 from .answers import refuse_without_body
 from .completion import CallOptions, Work
-from .config import RouteOptions
+from .config import UNSAID, RouteOptions
 from .exceptions import (
     IdempotencyConfigError,
     IdempotencyReplayForbidden,
@@ -47,7 +47,6 @@ F = TypeVar("F", bound="Callable[..., Any]")
 DECLARATION = "__idempotency__"
 #: The guards that are alive: a wrapper around one has its mark, but is none itself.
 GUARDS: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
-_BARE = RouteOptions()
 #: Methods of which a guard does nothing.
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # RFC 9110, 9.2.1
 
@@ -102,7 +101,7 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
             f"the name of the route is @idempotent(route={view!r})."
         )
     # One object for all bare uses: some libraries decorate anew for each request.
-    declared = RouteOptions.from_keywords(options) if options else _BARE
+    declared = RouteOptions.from_keywords(options) if options else UNSAID
     if view is None:
         return functools.partial(_guarded, declared=declared)
     return _guarded(view, declared=declared)

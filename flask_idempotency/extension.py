@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from flask import request
 
-from .config import Config, RouteOptions
+from .config import UNSAID, Config
 from .exceptions import IdempotencyConfigError, IdempotencyError
 from .models import (
     IdempotencyRecordMixin,
@@ -147,7 +147,7 @@ class Idempotency:
         except ValueError as error:
             raise IdempotencyConfigError(f"The route must be {error}.") from error
         state = get_state()
-        options = request.environ.get(OPTIONS) or state.options(RouteOptions())
+        options = request.environ.get(OPTIONS) or state.options(UNSAID)
         with refusing(state, options):
             key = idempotency_key
             if key is None:

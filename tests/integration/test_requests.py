@@ -554,3 +554,16 @@ def test_service_in_a_claiming_route_sees_its_key(shop: Shop) -> None:
     assert shop.post(key=None).status_code == 200
     assert scopes[0] is not None
     assert scopes[0].idempotency_key == "from the route"
+
+
+def test_service_in_an_undeclared_route_leaves_nothing(quick: Shop) -> None:
+    """scope() keeps nothing of a request, however many there are."""
+
+    def view() -> str:
+        assert quick.idempotency.scope("service") is not None
+        return "done"
+
+    quick.app.add_url_rule("/plain", view_func=view, methods=["POST"])
+    for key in ("k1", "k2", "k3"):
+        assert quick.post(key=key, path="/plain").status_code == 200
+    assert len(quick.app.extensions["idempotency"]._routes) == 1
