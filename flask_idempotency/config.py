@@ -36,14 +36,16 @@ class Config:
 
     ttl_seconds: float = _setting(86400.0, settings.seconds_of, "TTL")
     lease_seconds: float = _setting(30.0, settings.seconds_of, "LEASE")
-    retention_seconds: float = _setting(604800.0, settings.pause, "RETENTION")
+    retention_seconds: float = _setting(
+        604800.0, settings.seconds_from_zero, "RETENTION"
+    )
     header: str = _setting("Idempotency-Key", settings.header_name)
-    form_field: str = _setting("idempotency_key", settings.ascii_name)
+    form_field: str = _setting("idempotency_key", settings.ascii_text)
     required: bool = _setting(default=False, parse=settings.flag)
     anonymous: bool = _setting(default=False, parse=settings.flag)
     strict_keys: bool = _setting(default=False, parse=settings.flag)
     key_pattern: re.Pattern[str] | None = _setting(None, settings.pattern)
-    wait_seconds: float = _setting(0.0, settings.pause, "WAIT")
+    wait_seconds: float = _setting(0.0, settings.seconds_from_zero, "WAIT")
     mode: str = _setting("enforce", settings.choice(*MODES))
     release_on: frozenset[int] = _setting(
         frozenset({401, 403, 408, 425, 429}), settings.error_statuses
@@ -53,7 +55,7 @@ class Config:
     before_view_writes: str = _setting("refuse", settings.choice("refuse", "commit"))
     max_attempts: int = _setting(10, settings.integer(1))
     pool_size: int = _setting(2, settings.integer(1))
-    problem_type: str = _setting("about:blank", settings.ascii_name)
+    problem_type: str = _setting("about:blank", settings.ascii_text)
 
     @classmethod
     def keys(cls) -> dict[str, str]:
@@ -131,7 +133,7 @@ class RouteOptions:
     fingerprint: Fingerprint | Callable[[], object] | None = _setting(
         Fingerprint(), settings.fingerprint_option
     )
-    wait_seconds: float | None = _setting(None, settings.pause, "wait")
+    wait_seconds: float | None = _setting(None, settings.seconds_from_zero, "wait")
     release_on: frozenset[int] | Callable[[Any], bool] | None = _setting(
         None, settings.release_on
     )

@@ -37,7 +37,7 @@ def seconds_of(value: object, *, minimum: float = 1.0) -> float:
     return float(seconds)
 
 
-def pause(value: object) -> float:
+def seconds_from_zero(value: object) -> float:
     """Accept a duration that may be 0."""
     return seconds_of(value, minimum=0)
 
@@ -74,8 +74,8 @@ def choice(*names: str) -> Callable[[object], str]:
     return parse
 
 
-def ascii_name(value: object) -> str:
-    """Accept a name."""
+def ascii_text(value: object) -> str:
+    """Accept an ASCII text that is not empty."""
     if not isinstance(value, str) or not value or not value.isascii():
         message = "a non-empty ASCII text"
         raise ValueError(message)
