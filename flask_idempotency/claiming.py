@@ -56,6 +56,11 @@ class Claiming:
             scope: What the key is bound to.
             request_hash: What is asked for.
             options: How it is claimed, and how long to wait for a call in progress.
+
+        Raises:
+            IdempotencyConfigError: If a transaction with changes would hide the claim.
+            IdempotencyStoreUnavailable: If the database cannot answer.
+            NestedCallError: If a call around this one has the same scope.
         """
         seconds = options.wait_seconds
         if seconds is None:

@@ -148,8 +148,12 @@ class IdempotencyMutationGuard:
                 inside another one, or whose session has changes, does not wait.
 
         Raises:
-            IdempotencyHTTPException: For a duplicate that has no answer to get: in
-                progress, conflict, failed before, outcome unknown.
+            IdempotencyHTTPException: For a duplicate that has no answer to get (in
+                progress, conflict, failed before, outcome unknown, not kept), or if
+                the store cannot be reached.
+            IdempotencyConfigError: If a duration is none, or if a transaction with
+                changes would hide the claim.
+            NestedCallError: If a call around this one has the same scope.
             ResultNotStorable: If the result has no JSON form; nothing is committed.
         """
         work = Work(

@@ -60,6 +60,8 @@ def request_hash(
 
     Raises:
         TypeError: If the route's own function returns what has no canonical form.
+        ValueError: If that has a float that is not finite.
+        IdempotencyConfigError: If something has consumed the body before.
     """
     if option is None:
         return digest(["key"])

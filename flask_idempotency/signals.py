@@ -1,7 +1,7 @@
 """
 Signals (Blinker) that count what becomes of keys; the sender is the application.
 
-``claimed(route, attempt)``: a call got its record.
+``claimed(route, attempt)``: a call got its record; not sent in observe mode.
 ``replayed(route, enforced)``: a duplicate got the stored answer.
 ``refused(route, error_code, enforced)``: a request got an error of this library.
 

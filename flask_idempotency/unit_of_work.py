@@ -52,7 +52,7 @@ _ABORTED = (
 @dataclass(frozen=True)
 class Release:
     """
-    The ending of an inner call that leaves no record.
+    The ending of a call that leaves no record.
 
     Attributes:
         otherwise: What is recorded if a part of the call is durable already.

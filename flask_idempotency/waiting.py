@@ -25,13 +25,16 @@ _FIRST_SECONDS, _LONGEST_SECONDS, _GROWTH = 0.05, 1.0, 1.5
 
 @dataclass(eq=False)
 class _Watch:
-    """The waiters on one scope; all fields are read and written under the condition."""
+    """The waiters on one scope."""
 
     condition: threading.Condition = field(default_factory=threading.Condition)
+    #: Guarded by the lock of all watches.
     waiters: int = 0
+    #: Whether one of them is asking; guarded by the condition.
     asking: bool = False
+    #: Only the one that asks reads and writes it.
     interval_seconds: float = _FIRST_SECONDS
-    #: What ended the wait for everybody.
+    #: What ended the wait for everybody; set once, under the condition.
     ended: RecordView | None = None
 
 
@@ -97,6 +100,7 @@ class Waiters:
     def _ask(
         self, scope: Scope, watch: _Watch, deadline: float, *, retry_failed: bool
     ) -> RecordView | None:
+        """Ask until the wait is over for all, or hand the asking over to another."""
         record: RecordView | None = None
         final = False
         try:
