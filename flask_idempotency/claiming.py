@@ -16,7 +16,7 @@ from .exceptions import (
     IdempotencyStoreUnavailable,
     NestedCallError,
 )
-from .lifecycle import Decision, Verdict, decide
+from .lifecycle import Decision, Verdict, decide, is_takeable
 from .unit_of_work import connection_of, has_written, hold
 from .waiting import Waiters
 
@@ -73,9 +73,10 @@ class Claiming:
                 record = self._waiters.wait(
                     scope, deadline=deadline, retry_failed=options.retry_failed
                 )
-                if record is not None:
-                    verdict = decide(record.facts(request_hash))
-                    return Decision(outcome=verdict, record=record)
+                facts = record.facts(request_hash) if record else None
+                # The one that asked may not have wanted to run it again.
+                if facts and not is_takeable(facts, retry_failed=options.retry_failed):
+                    return Decision(outcome=decide(facts), record=record)
                 decision = self._claim(call, scope, request_hash, options)
             except (TimeoutError, IdempotencyStoreUnavailable):
                 # That call runs, for all we know: never "run this one unprotected".

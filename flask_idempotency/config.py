@@ -157,7 +157,7 @@ class RouteOptions:
     )
     #: Options that only say who calls and where the key is.
     WITHOUT_CLAIM: ClassVar[frozenset[str]] = frozenset(
-        {"required", "key", "anonymous", "claim", "tenant_id", "user_id"}
+        {"required", "key", "anonymous", "claim", "tenant_id", "user_id", "mode"}
     )
 
     @classmethod
@@ -177,7 +177,8 @@ class RouteOptions:
             if idle:
                 raise IdempotencyConfigError(
                     f"@idempotent(claim=False) leaves the claim to a service, so "
-                    f"'{idle[0]}' would do nothing. Pass it to guard.run()."
+                    f"'{idle[0]}' would do nothing here. What guard.run() takes, give "
+                    "it there."
                 )
         return cls(
             **{

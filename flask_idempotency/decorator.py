@@ -8,7 +8,7 @@ import logging
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from flask import current_app, request
+from flask import current_app, has_app_context, request
 
 from .answers import refuse_without_body
 from .completion import CallOptions, Work
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from flask import Response
     from flask.typing import ResponseReturnValue
-    from sqlalchemy.orm import Session
 
     from .answers import Answer
     from .lifecycle import RecordView, Scope
@@ -232,9 +231,7 @@ def _work(
             response,
             max_size=state.config.max_response_size,
             store_body=options.store_body,
-            passed_on=functools.partial(
-                _report_late_writes, state.session(), request.endpoint
-            ),
+            passed_on=_LateWrites(state, request.endpoint),
         ),
         rescue=rescue,
         releases=lambda response: _says_nothing_was_done(response, options),
@@ -280,11 +277,30 @@ def _says_nothing_was_done(response: Response, options: RouteOptions) -> bool:
     return release_on is not None and response.status_code in release_on
 
 
-def _report_late_writes(session: Session, endpoint: str | None) -> None:
-    """Report rows that a stream adds when its call is over: nobody commits them."""
-    if session.new or session.dirty or session.deleted:
-        log.error(
-            "The stream of '%s' changed the session after its call had ended, and "
-            "nothing commits that. Write before the stream starts, or commit in it.",
-            endpoint,
-        )
+class _LateWrites:
+    """
+    Reports rows that a stream adds when its call is over: nobody commits them.
+
+    Args:
+        state: Of the application.
+        endpoint: Of the stream's route.
+    """
+
+    def __init__(self, state: IdempotencyState, endpoint: str | None) -> None:
+        self._state = state
+        self._endpoint = endpoint
+        self._reported = False
+
+    def __call__(self) -> None:
+        """Look at the session of the stream's own context, if it has one."""
+        if self._reported or not has_app_context():
+            return
+        session = self._state.session()
+        if session.new or session.dirty or session.deleted:
+            self._reported = True
+            log.error(
+                "The stream of '%s' changed the session after its call had ended, and "
+                "nothing commits that. Write before the stream starts, or commit in "
+                "it.",
+                self._endpoint,
+            )

@@ -29,6 +29,7 @@ from .exceptions import (
 from .lifecycle import Decision, StoredResponse, Verdict, decide
 from .observation import Observer
 from .settings import seconds_of
+from .store.runner import SchemaMissing
 from .unit_of_work import Call, current_call
 
 if TYPE_CHECKING:
@@ -205,12 +206,12 @@ class IdempotencyMutationGuard:
         if (options.mode or self._config.mode) == "observe":
             return self._observe(call, scope, request_hash, work, options)
         try:
-            with self._counted(scope, fail_open=options.fail_open):
+            with self._counted(scope, options):
                 decision = self._claiming.decide(call, scope, request_hash, options)
-        except IdempotencyStoreUnavailable:
-            if not options.fail_open:
+        except IdempotencyStoreUnavailable as error:
+            if not _fails_open(error, options):
                 raise
-            log.exception("The store is down: '%s' runs unprotected.", scope.route)
+            log.exception("'%s' runs unprotected: %s", scope.route, error.reason)
             return self._perform(call, None, request_hash, work)
         if decision.claim is None:
             return self._duplicate(decision, scope, work)
@@ -278,19 +279,15 @@ class IdempotencyMutationGuard:
         return answer
 
     @contextmanager
-    def _counted(self, scope: Scope, *, fail_open: bool = False) -> Iterator[None]:
+    def _counted(
+        self, scope: Scope, options: CallOptions | None = None
+    ) -> Iterator[None]:
         """Count what refuses a request, or would if it did not fail open."""
         try:
             yield
         except IdempotencyHTTPException as error:
-            signals.count_refusal(
-                self._sender,
-                scope.route,
-                error.error_code,
-                enforced=not (
-                    fail_open and isinstance(error, IdempotencyStoreUnavailable)
-                ),
-            )
+            code, enforced = error.error_code, not _fails_open(error, options)
+            signals.count_refusal(self._sender, scope.route, code, enforced=enforced)
             raise
 
     def _log_lost_lease(self, call: Call, scope: Scope | None) -> None:
@@ -325,6 +322,16 @@ class IdempotencyMutationGuard:
                 "Return dicts, lists, str, int, float, bool or None."
             ) from error
         return StoredResponse(code=status, body=body)
+
+
+def _fails_open(error: Exception, options: CallOptions | None) -> bool:
+    """Tell whether a route runs in spite of an error of the store."""
+    return (
+        options is not None
+        and options.fail_open
+        and isinstance(error, IdempotencyStoreUnavailable)
+        and not isinstance(error, SchemaMissing)
+    )
 
 
 def _reraise(error: Exception) -> Any:

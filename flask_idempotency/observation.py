@@ -106,7 +106,12 @@ def note_refusal(sender: object, route: str, error: IdempotencyHTTPException) ->
     """Log and count an error that enforcement would have answered."""
     code = error.error_code
     extra = {"idempotency_code": code}
+    reason = getattr(error, "reason", None)
     log.warning(
-        "Observed: a request of '%s' would have got %s.", route, code, extra=extra
+        "Observed: a request of '%s' would have got %s.%s",
+        route,
+        code,
+        f" {reason}" if reason else "",
+        extra=extra,
     )
     signals.count_refusal(sender, route, code, enforced=False)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from flask import current_app, request
+from werkzeug.exceptions import HTTPException
 
 from . import signals
 from .exceptions import (
@@ -128,6 +129,10 @@ def refusing(state: IdempotencyState, options: RouteOptions) -> Iterator[None]:
             signals.count_refusal(state.app, route, code, enforced=True)
             raise
         note_refusal(state.app, route, error)
+    except HTTPException as error:  # such as 413: the view may meet it, too
+        if not observing:
+            raise
+        log.info("A request could not be observed: %s", error)
     except Exception:
         if not observing:
             raise

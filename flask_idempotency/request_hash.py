@@ -116,9 +116,12 @@ def keep_body() -> IO[bytes]:
 
 def _copy_of_body() -> IO[bytes]:
     length = request.content_length
-    small = length is not None and length <= _IN_MEMORY
+    if length is None:  # in chunks, or none at all
+        small = "Transfer-Encoding" not in request.headers
+    else:
+        small = length <= _IN_MEMORY
     copy = BytesIO() if small else _temporary_file()
-    parsed = "form" in vars(request)
+    parsed = is_form() and "form" in vars(request)
     touched = "stream" in vars(request) and not parsed and _position(request.stream)
     copyfileobj(request.stream, copy, _CHUNK)
     if not copy.tell():

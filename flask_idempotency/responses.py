@@ -44,6 +44,19 @@ _NOT_STORED = frozenset(
 )
 
 
+#: What was true of the first bytes, and may not be of others.
+_OF_THE_BYTES = frozenset(
+    {
+        "accept-ranges",
+        "content-digest",
+        "content-encoding",
+        "content-md5",
+        "content-range",
+        "digest",
+        "etag",
+        "repr-digest",
+    }
+)
 _ERROR = 400  # RFC 9110, section 15.5: from here on a status says that it failed
 
 
@@ -89,26 +102,32 @@ def _body(
     response.direct_passthrough = False
     source, encoded = response.response, response.iter_encoded()
     close = getattr(source, "close", lambda: None)
-    pieces: list[bytes] = []
-    size = 0
-    if response.mimetype == "text/event-stream":  # lives as long as the client listens
-        max_size = -1
+    # A stream of events lives as long as the client listens.
+    endless = response.mimetype == "text/event-stream"
     try:
-        for piece in encoded if max_size >= 0 else ():
-            pieces.append(piece)
-            size += len(piece)
-            if size > max_size:
-                break
-        if size > max_size:
-            rest = _passing_on(encoded, passed_on)
-            response.response = ClosingIterator(chain(pieces, rest), close)
-            return None
+        pieces = [] if endless else _collected(encoded, max_size)
     except BaseException:
         close()
         raise
+    if endless or sum(map(len, pieces)) > max_size:
+        rest = _passing_on(encoded, passed_on)
+        response.response = ClosingIterator(chain(pieces, rest), close)
+        return None
     close()
     response.response = pieces
     return b"".join(pieces)
+
+
+def _collected(pieces: Iterable[bytes], max_size: int) -> list[bytes]:
+    """Return the pieces of a stream, or its start if it is too long."""
+    collected: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        collected.append(piece)
+        size += len(piece)
+        if size > max_size:
+            break
+    return collected
 
 
 def _passing_on(
@@ -117,6 +136,7 @@ def _passing_on(
     for piece in pieces:
         passed_on()
         yield piece
+    passed_on()
 
 
 def rebuilt(stored: StoredResponse, response: Response, *, has_type: bool) -> Response:
@@ -133,7 +153,7 @@ def rebuilt(stored: StoredResponse, response: Response, *, has_type: bool) -> Re
     """
     if response.status_code < _ERROR:
         response.status_code = stored.code
-        own = {"content-type"} if has_type else set()
+        own = _OF_THE_BYTES | ({"content-type"} if has_type else set())
         kept = [(n, v) for n, v in stored.headers if n.lower() not in own]
         for name, _ in kept:
             response.headers.remove(name)

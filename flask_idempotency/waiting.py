@@ -89,10 +89,12 @@ class Waiters:
     def _is_first(self, watch: _Watch, deadline: float) -> bool:
         """Become the one that asks, or wait until it has an answer for all."""
         with watch.condition:
-            while watch.asking and watch.ended is None:
-                left = deadline - time.monotonic()
-                if left <= 0 or not watch.condition.wait(left):
-                    raise TimeoutError
+            # wait_for looks once more after its timeout, so that no notice is lost.
+            if not watch.condition.wait_for(
+                lambda: watch.ended is not None or not watch.asking,
+                max(0.0, deadline - time.monotonic()),
+            ):
+                raise TimeoutError
             first = watch.ended is None
             watch.asking = watch.asking or first
             return first

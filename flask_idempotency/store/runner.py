@@ -40,6 +40,10 @@ class RecordLocked(IdempotencyStoreUnavailable):
     """Somebody else holds the record's lock, and nothing waits for that."""
 
 
+class SchemaMissing(IdempotencyStoreUnavailable):
+    """The table is not there: a mistake, not an outage that a route may sit out."""
+
+
 class Runner:
     """
     Runs short work, on the store's own connection or in a given transaction.
@@ -115,7 +119,7 @@ class Runner:
         if self._dialect.is_locked(error):
             return RecordLocked("Another transaction holds a lock on the record.")
         if self._dialect.is_schema_error(error):
-            return IdempotencyStoreUnavailable(
+            return SchemaMissing(
                 f"The table '{self._table_name}' or one of its columns does not exist. "
                 "Run your migrations: 'flask db upgrade'."
             )

@@ -286,6 +286,15 @@ def test_fail_open_runs_unprotected(
     assert "runs unprotected" in caplog.text
 
 
+def test_fail_open_does_not_hide_a_missing_table(shop: Shop) -> None:
+    """A migration that was forgotten is a mistake, and stays one."""
+    shop.creating_view(fail_open=True)
+    with shop.app.app_context(), shop.db.engine.begin() as connection:
+        connection.execute(text("DROP TABLE idempotency_record"))
+    response = shop.post()
+    assert (response.status_code, shop.runs) == (503, [])
+
+
 def test_fail_open_protects_while_the_store_answers(shop: Shop) -> None:
     """The option changes nothing else, and its rows are still one unit of work."""
     shop.view(shop.create, fail_open=True)

@@ -14,7 +14,10 @@ import pytest
 from sqlalchemy import Engine, event
 
 from flask_idempotency import fingerprint
-from flask_idempotency.exceptions import IdempotencyInProgress
+from flask_idempotency.exceptions import (
+    IdempotencyInProgress,
+    IdempotencyPreviousFailure,
+)
 from flask_idempotency.waiting import Waiters
 from tests.shop import statements_sent
 
@@ -303,11 +306,10 @@ def test_waiter_never_runs_unprotected(
     held = Held(shop, wait=TIMEOUT, fail_open=True)
     first = pool.submit(shop.post)
     assert held.started.wait(TIMEOUT)
-    with statements_sent() as statements:
+    with until_asked():
         second = pool.submit(shop.post)
-        assert asked(statements).wait(TIMEOUT)
-        proxy.freeze()
-        answer = second.result(TIMEOUT)
+    proxy.freeze()
+    answer = second.result(TIMEOUT)
     proxy.thaw()
     assert answer.status_code == 409
     assert shop.runs == [1]
@@ -342,3 +344,66 @@ def test_waiter_that_dies_leaves_its_turn(quick: Shop) -> None:
             first.result(TIMEOUT)
         assert second.result(TIMEOUT) is None
     assert waiters._watches == {}
+
+
+def test_waiter_at_its_deadline_takes_its_turn(quick: Shop) -> None:
+    """The turn that comes just when a waiter gives up is not lost to the others."""
+    record = object()
+    asking, hold = threading.Event(), threading.Event()
+
+    def look(_scope: Any) -> Any:
+        asking.set()
+        assert hold.wait(TIMEOUT)
+        return None
+
+    waiters = Waiters(look)
+
+    def wait(seconds: float) -> Any:
+        deadline = time.monotonic() + seconds
+        try:
+            return waiters.wait(quick.scope(), deadline=deadline, retry_failed=False)
+        except TimeoutError:
+            return record
+
+    with ThreadPoolExecutor(max_workers=3) as both:
+        first = both.submit(wait, TIMEOUT)
+        assert asking.wait(TIMEOUT)
+        late, last = both.submit(wait, 0.01), both.submit(wait, TIMEOUT)
+        assert late.result(TIMEOUT) is record
+        hold.set()
+        assert first.result(TIMEOUT) is None
+        assert last.result(TIMEOUT) is None
+
+
+def test_waiter_that_would_retry_is_not_given_the_failure(
+    shop: Shop, pool: ThreadPoolExecutor
+) -> None:
+    """Each waiter's own ``retry_failed`` counts, whoever asks for all of them."""
+    started, let_go = threading.Event(), threading.Event()
+
+    def broken() -> None:
+        started.set()
+        assert let_go.wait(TIMEOUT)
+        message = "broken"
+        raise RuntimeError(message)
+
+    def call(handler: Any, *, retry_failed: bool) -> Any:
+        with shop.app.app_context():
+            return shop.idempotency.guard.run(
+                shop.scope(),
+                fingerprint(1),
+                handler,
+                wait=TIMEOUT,
+                retry_failed=retry_failed,
+            )
+
+    first = pool.submit(call, broken, retry_failed=False)
+    assert started.wait(TIMEOUT)
+    with until_asked(2):
+        plain = pool.submit(call, dict, retry_failed=False)
+        again = pool.submit(call, dict, retry_failed=True)
+    let_go.set()
+    assert isinstance(first.exception(TIMEOUT), RuntimeError)
+    assert again.result(TIMEOUT).value == {}
+    error = plain.exception(TIMEOUT)
+    assert error is None or isinstance(error, IdempotencyPreviousFailure)
