@@ -46,7 +46,13 @@ class Claiming:
         self._waiters = Waiters(store.look)
 
     def decide(
-        self, call: Call, scope: Scope, request_hash: str, options: CallOptions
+        self,
+        call: Call,
+        scope: Scope,
+        request_hash: str,
+        options: CallOptions,
+        *,
+        recoverable: bool,
     ) -> Decision:
         """
         Claim the record for a call, or find out what a duplicate gets.
@@ -56,6 +62,7 @@ class Claiming:
             scope: What the key is bound to.
             request_hash: What is asked for.
             options: How it is claimed, and how long to wait for a call in progress.
+            recoverable: Whether the call could recover an unknown outcome.
 
         Raises:
             IdempotencyConfigError: If a transaction with changes would hide the claim.
@@ -81,6 +88,14 @@ class Claiming:
             except (TimeoutError, IdempotencyStoreUnavailable):
                 # That call runs, for all we know: never "run this one unprotected".
                 return _aged(decision, time.monotonic() - seen_at)
+        unknown = decision.outcome is Verdict.OUTCOME_UNKNOWN
+        if unknown and recoverable and call.host is None:
+            claim = self._store.claim_recovery(
+                scope, request_hash, lease_seconds=options.lease_seconds
+            )
+            if claim is None:  # somebody else is at it
+                return self._claim(call, scope, request_hash, options)
+            return replace(decision, outcome=Verdict.CLAIMED, claim=claim)
         return decision
 
     def claim(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from .answers import Answer
     from .config import Config
-    from .lifecycle import Claim, IdBuilder
+    from .lifecycle import Claim, IdBuilder, RecordView
     from .store import IdempotencyStore
     from .unit_of_work import Call, Ending
 
@@ -78,6 +78,7 @@ class Work(Generic[R]):
             that the key is freed if that is so.
         admit: Raises what a duplicate gets that may not, or cannot, have the stored
             answer.
+        recover: Finds the result of a call whose outcome is unknown, or ``None``.
     """
 
     handler: Callable[[], R]
@@ -85,6 +86,7 @@ class Work(Generic[R]):
     rescue: Callable[[Exception], R]
     releases: Callable[[R], bool]
     admit: Callable[[Answer[R]], None]
+    recover: Callable[[RecordView], R | None] | None = None
 
     def ending(self, stored: StoredResponse, result: R) -> Ending:
         """Return what is recorded of a result."""
@@ -141,7 +143,7 @@ class Completion:
 
     def _conduct(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R]:
         """Run the outermost call's work and commit it if the answer is below 400."""
-        stored, result, raised = _attempt(work)
+        stored, result, raised = _attempt(call, work)
         call.session = self._session()  # another one, if the view removed the first
         failed = raised or stored.code >= _CLIENT_ERROR
         if call.lost or failed or not self._is_committable(call):
@@ -206,7 +208,7 @@ class Completion:
         """Run an inner call in a savepoint; the outermost call's commit completes it."""
         savepoint = call.session.begin_nested()
         try:
-            stored, result, raised = _attempt(work)
+            stored, result, raised = _attempt(call, work)
             if not raised and stored.code < _CLIENT_ERROR and can_commit(call):
                 call.session.flush()
                 _end(savepoint, call, savepoint.commit)
@@ -265,7 +267,11 @@ class Completion:
         roll_back(call.session)
         self._record_undone(call)
         try:
-            if call.claim is not None and not call.lost:
+            if call.claim is None or call.lost:
+                return
+            if call.recovering:
+                call.lost = not self._store.hand_back(call.claim)
+            else:
                 call.lost = not (
                     (retryable and self._store.release(call.claim))
                     or self._store.mark_failed(call.claim, failure)
@@ -274,7 +280,7 @@ class Completion:
             log.exception("The failure of a guarded call could not be recorded.")
 
 
-def _attempt(work: Work[R]) -> tuple[StoredResponse, R, bool]:
+def _attempt(call: Call, work: Work[R]) -> tuple[StoredResponse, R, bool]:
     """
     Run the handler; let the application answer an exception.
 
@@ -286,6 +292,8 @@ def _attempt(work: Work[R]) -> tuple[StoredResponse, R, bool]:
         result = work.handler()
         return work.encode(result), result, False
     except Exception as error:
+        if call.recovering:
+            raise  # how the operation ended is as unknown as before
         if isinstance(error, IdempotencyHTTPException) and error.retryable:
             raise  # "come back later" is no answer to keep for duplicates
         result = work.rescue(error)

@@ -112,6 +112,9 @@ class RouteOptions:
             ``RecordView``. Status and headers are the stored ones.
         authorize_replay: Called with the ``RecordView`` before a stored answer is
             given out; False refuses it (403).
+        recover: Called with the ``RecordView``, instead of the view, when an earlier
+            request committed a part and left no answer: returns the answer, or
+            ``None`` where it cannot tell either.
         fail_open: Run unprotected while the store cannot be reached.
         mode: ``"observe"``: record and compare, answer as if undecorated.
     """
@@ -142,6 +145,7 @@ class RouteOptions:
     authorize_replay: Callable[[Any], bool] | None = _setting(
         None, settings.plain_function
     )
+    recover: Callable[[Any], Any] | None = _setting(None, settings.plain_function)
     fail_open: bool = _setting(default=False, parse=settings.flag)
     mode: str | None = _setting(None, settings.choice(*MODES))
 

@@ -73,6 +73,7 @@ def idempotent(
     store_body: bool = True,
     rebuild: Callable[[RecordView], ResponseReturnValue] | None = None,
     authorize_replay: Callable[[RecordView], bool] | None = None,
+    recover: Callable[[RecordView], ResponseReturnValue | None] | None = None,
     fail_open: bool = False,
     mode: Literal["enforce", "observe"] | None = None,
 ) -> Callable[[Callable[P, Any]], Callable[P, Response]]: ...
@@ -236,7 +237,16 @@ def _work(
         rescue=rescue,
         releases=lambda response: _says_nothing_was_done(response, options),
         admit=lambda answer: _admit(answer, options),
+        recover=_recovering(options) if options.recover else None,
     )
+
+
+def _recovering(options: RouteOptions) -> Callable[[RecordView], Response | None]:
+    def recover(record: RecordView) -> Response | None:
+        answer = options.recover(record) if options.recover else None
+        return None if answer is None else current_app.make_response(answer)
+
+    return recover
 
 
 def _identified(

@@ -28,7 +28,8 @@ _SENTENCES = {
     ),
     Verdict.OUTCOME_UNKNOWN: (
         "The lease of attempt {attempts} lapsed after it had committed a part; it is "
-        "never run again by itself."
+        "never run again. The route's recover= may find its answer, or 'flask "
+        "idempotency resolve' settles it."
     ),
     Verdict.FAILED_RETRY_REQUIRES_OPT_IN: (
         "The operation failed ({failure}) and nothing of it was committed; a duplicate "
@@ -52,9 +53,12 @@ def explain(verdict: Verdict, record: RecordView | None) -> str:
     failed = verdict is Verdict.FAILED_RETRY_REQUIRES_OPT_IN
     if failed and record.effects_committed_at is not None:
         sentence = _FAILED_WITH_EFFECTS
-    return sentence.format(
+    explanation = sentence.format(
         attempts=record.attempts,
         code=record.response.code if record.response else "none",
         failure=record.failure or "unknown reason",
         left=record.lease_seconds_left,
     )
+    if record.resolved_by is None:
+        return explanation
+    return f"Settled by {record.resolved_by}: {record.resolved_reason}. {explanation}"

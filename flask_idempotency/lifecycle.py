@@ -26,6 +26,9 @@ SCOPE_LENGTHS = {"tenant_id": 64, "user_id": 128, "route": 255, "idempotency_key
 #: Longest hash of a request, task id and event id.
 REQUEST_HASH_LENGTH = 128
 BOUND_ID_LENGTH = 255
+#: Longest name of who settled an unknown outcome, and why.
+RESOLVED_BY_LENGTH = 255
+RESOLVED_REASON_LENGTH = 1000
 
 
 # The version of the rules at the start of a hash; see ``fingerprint``.
@@ -138,6 +141,8 @@ TAKEABLE = tuple(
 RETRYABLE = Rule(
     _F, Verdict.FAILED_RETRY_REQUIRES_OPT_IN, effects=False, gone=False, same=True
 )
+#: Rows of an unknown outcome.
+UNKNOWN = tuple(rule for rule in RULES if rule.verdict is Verdict.OUTCOME_UNKNOWN)
 #: Rows that ``expire`` marks.
 EXPIRABLE = tuple(
     rule
@@ -316,6 +321,9 @@ class RecordView:
     task_id: str | None
     outbox_event_id: str | None
     failure: str | None
+    #: Who settled its unknown outcome, and why.
+    resolved_by: str | None = None
+    resolved_reason: str | None = None
     effects_committed_at: datetime | None
     locked_until: datetime | None
     expires_at: datetime
@@ -343,11 +351,42 @@ class RecordView:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The answer of ``claim()``: a claim, or the record that stands in the way."""
+    """
+    The answer of ``claim()``: a claim, or the record that stands in the way.
+
+    With both, the claim is one to recover the record's unknown outcome.
+    """
 
     outcome: Verdict
     claim: Claim | None = None
     record: RecordView | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution:
+    """
+    How somebody settles a call whose outcome is unknown.
+
+    Attributes:
+        ending: What duplicates get from now on; ``None`` frees the key.
+        by: Who settles it.
+        reason: How that is known.
+
+    Raises:
+        ValueError: If name or reason are empty, too long or not storable.
+    """
+
+    ending: StoredResponse | Failure | None
+    by: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        """Refuse what the database could not keep unchanged."""
+        check_text("by", self.by, RESOLVED_BY_LENGTH)
+        check_text("reason", self.reason, RESOLVED_REASON_LENGTH)
+        if not self.by.strip() or not self.reason.strip():
+            message = "'by' and 'reason' must say something"
+            raise ValueError(message)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,8 @@ from .exceptions import IdempotencyConfigError
 from .lifecycle import (
     BOUND_ID_LENGTH,
     REQUEST_HASH_LENGTH,
+    RESOLVED_BY_LENGTH,
+    RESOLVED_REASON_LENGTH,
     SCOPE_LENGTHS,
     Status,
 )
@@ -95,6 +97,10 @@ class IdempotencyRecordMixin:
     task_id: Mapped[str | None] = mapped_column(exact_text(BOUND_ID_LENGTH))
     outbox_event_id: Mapped[str | None] = mapped_column(exact_text(BOUND_ID_LENGTH))
     failure: Mapped[str | None] = mapped_column(String(255))
+    resolved_by: Mapped[str | None] = mapped_column(exact_text(RESOLVED_BY_LENGTH))
+    resolved_reason: Mapped[str | None] = mapped_column(
+        exact_text(RESOLVED_REASON_LENGTH)
+    )
     effects_committed_at: Mapped[datetime | None] = mapped_column(_INSTANT)
     locked_until: Mapped[datetime | None] = mapped_column(_INSTANT)
     expires_at: Mapped[datetime] = mapped_column(_INSTANT)

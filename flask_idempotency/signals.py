@@ -4,6 +4,7 @@ Signals (Blinker) that count what becomes of keys; the sender is the application
 ``claimed(route, attempt)``: a call got its record; not sent in observe mode.
 ``replayed(route, enforced)``: a duplicate got the stored answer.
 ``refused(route, error_code, enforced)``: a request got an error of this library.
+``resolved(route, status)``: somebody has settled a call of unknown outcome.
 
 With ``enforced=False`` nothing was answered: that is what observe mode, or
 ``fail_open``, let pass. No signal carries a key, a body or an identity.
@@ -26,6 +27,7 @@ _namespace = Namespace()
 claimed = _namespace.signal("idempotency-claimed")
 replayed = _namespace.signal("idempotency-replayed")
 refused = _namespace.signal("idempotency-refused")
+resolved = _namespace.signal("idempotency-resolved")
 
 
 def send(signal: NamedSignal, sender: object, **payload: Any) -> None:

@@ -74,6 +74,7 @@ class Call:
         claim: ``None`` for a call that is not recorded.
         session: The session whose commit completes the call.
         parent: The call around it.
+        recovering: It finds out how an earlier call ended, and runs no handler.
         joined: The claim is part of the session's transaction, and ends with it.
         ending: What the commit of the transaction that holds its effect writes.
         settled: That commit went through.
@@ -86,6 +87,7 @@ class Call:
     store: IdempotencyStore
     session: Session
     parent: Call | None = None
+    recovering: bool = False
     joined: bool = False
     ending: Ending | None = None
     settled: bool = False

@@ -5,10 +5,11 @@ from __future__ import annotations
 from flask.cli import AppGroup
 
 from .records import diagnose, expire, purge
+from .resolve import resolve
 from .routes import routes
 
 idempotency = AppGroup("idempotency", help="Look after idempotency records and routes.")
-for command in (diagnose, expire, purge, routes):
+for command in (diagnose, expire, purge, resolve, routes):
     idempotency.add_command(command)
 
 __all__ = ["idempotency"]

@@ -44,6 +44,47 @@ def _batch_options(command: F) -> F:
     return command
 
 
+def scope_options(command: F) -> F:
+    """Add the options that name one record."""
+    for option in (
+        click.option(
+            "--idempotency-key",
+            required=True,
+            callback=_part("idempotency_key"),
+            help="The client's key.",
+        ),
+        click.option(
+            "--route",
+            required=True,
+            callback=_part("route"),
+            help='Such as "POST /accounts".',
+        ),
+        click.option(
+            "--user-id",
+            default="",
+            callback=_part("user_id"),
+            help="Caller; empty for anonymous callers.",
+        ),
+        click.option(
+            "--tenant-id",
+            default="",
+            callback=_part("tenant_id"),
+            help="Tenant; empty for a single tenant.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _part(name: str) -> Callable[[click.Context, Any, str], str]:
+    def check(_context: click.Context, _option: Any, value: str) -> str:
+        if name == "idempotency_key" and not value:
+            raise click.UsageError("--idempotency-key is empty.")
+        return checked(name, value) or ""
+
+    return check
+
+
 def _age(_context: click.Context, _option: Any, seconds: float | None) -> float | None:
     try:
         return seconds if seconds is None else seconds_of(seconds, minimum=0)
@@ -67,7 +108,7 @@ def expire(*, yes: bool, as_json: bool, dry_run: bool, batch_size: int) -> None:
     store = get_state().store
     due = store.count_expirable()
     done = 0
-    if not dry_run and due and _confirmed(f"Mark {due} records as expired?", yes=yes):
+    if not dry_run and due and confirmed(f"Mark {due} records as expired?", yes=yes):
         with _progress(due, "Expiring") as bar:
             done = maintenance.expire(store, bar.update, batch_size=batch_size)
     report = {
@@ -115,12 +156,12 @@ def purge(
     store = get_state().store
     chosen: dict[str, Any] = {
         "older_than_seconds": older_than,
-        "tenant_id": _checked("tenant_id", tenant_id),
-        "user_id": _checked("user_id", user_id),
+        "tenant_id": checked("tenant_id", tenant_id),
+        "user_id": checked("user_id", user_id),
     }
     due = store.count_purgeable(**chosen)
     done = 0
-    if not dry_run and due and _confirmed(f"Delete {due} records?", yes=yes):
+    if not dry_run and due and confirmed(f"Delete {due} records?", yes=yes):
         with _progress(due, "Purging") as bar:
             done = maintenance.purge(store, bar.update, batch_size=batch_size, **chosen)
     report = {"dry_run": dry_run, "due": due, "purged": done}
@@ -133,10 +174,7 @@ def purge(
 
 
 @click.command()
-@click.option("--tenant-id", default="", help="Tenant; empty for a single tenant.")
-@click.option("--user-id", default="", help="Caller; empty for anonymous callers.")
-@click.option("--route", required=True, help='Such as "POST /accounts".')
-@click.option("--idempotency-key", required=True, help="The client's key.")
+@scope_options
 @click.option("--request-hash", help="Hash of the request that asks; default: equal.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @with_appcontext
@@ -161,13 +199,9 @@ def diagnose(*, request_hash: str | None, as_json: bool, **scope_parts: str) -> 
       diagnosis, explanation, tenant_id, user_id, route, idempotency_key,
       status, attempts, request_hash, response_code, response_body,
       response_body_encoding ("text" or "base64"), task_id, outbox_event_id,
-      failure, record_id, operation_id, and in UTC created_at, completed_at,
+      failure, resolved_by, resolved_reason, record_id, operation_id, and in UTC created_at, completed_at,
       effects_committed_at, locked_until, expires_at.
     """  # noqa: D301 - click keeps the lines of a paragraph after a backspace
-    for name, value in scope_parts.items():
-        _checked(name, value)
-    if not scope_parts["idempotency_key"]:
-        raise click.UsageError("--idempotency-key is empty.")
     diagnosis = get_state().store.diagnose(Scope(**scope_parts), request_hash)
     report = _diagnosis_report(diagnosis)
     if as_json:
@@ -176,7 +210,7 @@ def diagnose(*, request_hash: str | None, as_json: bool, **scope_parts: str) -> 
     width = max(map(len, report))
     for name, value in report.items():
         if value is not None:
-            click.echo(f"{name:<{width}}  {_printable(str(value))}".rstrip())
+            click.echo(f"{name:<{width}}  {printable(str(value))}".rstrip())
 
 
 def _diagnosis_report(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -195,6 +229,8 @@ def _diagnosis_report(diagnosis: Diagnosis) -> dict[str, Any]:
         "task_id": record and record.task_id,
         "outbox_event_id": record and record.outbox_event_id,
         "failure": record and record.failure,
+        "resolved_by": record and record.resolved_by,
+        "resolved_reason": record and record.resolved_reason,
         "record_id": record and str(record.id),
         "operation_id": record and str(record.operation_id),
         "created_at": record and _instant(record.created_at),
@@ -226,7 +262,7 @@ def _answer_report(verdict: Verdict, record: RecordView | None) -> dict[str, Any
     }
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Keep a stored body from steering the terminal, or from faking a line."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
@@ -235,14 +271,16 @@ def _instant(value: datetime | None) -> str | None:
     return value.isoformat() if value else None
 
 
-def _checked(name: str, value: str | None) -> str | None:
+def checked(name: str, value: str | None) -> str | None:
+    """Return a part of a scope, or say what is wrong with it."""
     try:
         return value if value is None else check_text(name, value, SCOPE_LENGTHS[name])
     except ValueError as error:
         raise click.UsageError(f"{error}.") from error
 
 
-def _confirmed(question: str, *, yes: bool) -> bool:
+def confirmed(question: str, *, yes: bool) -> bool:
+    """Ask on stderr, unless the answer was given."""
     # click 8.1 sends a blank to stdout, which belongs to the report alone.
     with contextlib.redirect_stdout(sys.stderr):
         return yes or click.confirm(question, err=True)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from .claims import Claims
 from .outcomes import Outcomes
-from .queries import Queries
 from .retention import Retention
+from .settlement import Settlement
 
 __all__ = ["IdempotencyStore"]
 
 
-class IdempotencyStore(Claims, Outcomes, Queries, Retention):
+class IdempotencyStore(Settlement, Outcomes, Retention):
     """
     Keeps the records of one table on one database.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .runner import Runner
-from .statements import Statements
+from .settling import SettlingStatements
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
@@ -35,7 +35,7 @@ class StoreBase:
         #: How a session finds the engine of the records.
         self.bind_arguments = {"clause": table}
         self._table = table
-        self._sql = Statements(table, self.dialect)
+        self._sql = SettlingStatements(table, self.dialect)
         self._runner = Runner(self.dialect, connections, table.name)
         self._connections = connections
         self._config = config

@@ -113,7 +113,7 @@ class Claims(StoreBase):
                 pause(attempt)
             inserted, record = self._insert_or_see(trial)
             if inserted:
-                return Decision(outcome=Verdict.CLAIMED, claim=trial.claim)
+                return _granted(trial.claim)
             if record is None:
                 continue  # the winner's row became visible, or vanished, in between
             decision = self._decide(trial, record)
@@ -127,7 +127,8 @@ class Claims(StoreBase):
     def _decide(self, trial: _Try, record: RecordView) -> Decision | None:
         """Decide on the record that is there; None if somebody else moves it."""
         if record.owner_token == trial.claim.owner_token:
-            return _claimed(trial.claim, record)  # the answer of an INSERT was lost
+            # The answer of an INSERT was lost.
+            return _granted(claimed(trial.claim, record))
         trial = self._comparable(trial, record)
         facts = record.facts(trial.claim.request_hash)
         verdict = decide(facts)
@@ -139,7 +140,7 @@ class Claims(StoreBase):
             verdict = Verdict.FAILED_RETRY_REQUIRES_OPT_IN
             return Decision(outcome=verdict, record=failed) if failed else None
         taken = self._take_over(trial)
-        return _claimed(trial.claim, taken) if taken else None
+        return _granted(claimed(trial.claim, taken)) if taken else None
 
     def _comparable(self, trial: _Try, record: RecordView) -> _Try:
         """Leave a hash that other rules made as it is, in the record and the UPDATE."""
@@ -268,8 +269,13 @@ def _built(name: str, builder: IdBuilder | None, claim: Claim) -> str | None:
     return check_text(name, builder(claim), BOUND_ID_LENGTH) if builder else None
 
 
-def _claimed(claim: Claim, record: RecordView) -> Decision:
-    claim = replace(
+def _granted(claim: Claim) -> Decision:
+    return Decision(outcome=Verdict.CLAIMED, claim=claim)
+
+
+def claimed(claim: Claim, record: RecordView) -> Claim:
+    """Return the claim to a record as it is now."""
+    return replace(
         claim,
         record_id=record.id,
         operation_id=record.operation_id,
@@ -277,4 +283,3 @@ def _claimed(claim: Claim, record: RecordView) -> Decision:
         task_id=record.task_id,
         outbox_event_id=record.outbox_event_id,
     )
-    return Decision(outcome=Verdict.CLAIMED, claim=claim)

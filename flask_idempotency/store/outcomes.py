@@ -51,7 +51,7 @@ class Outcomes(StoreBase):
             Whether the record still belonged to the claim; if not, roll back.
         """
         statement = self._endings(connection).mark_succeeded
-        values = {**self._response_values(claim, response), "b_failure": None}
+        values = {**self._answer_values(claim, response), "b_failure": None}
         return self._owned_update(statement, claim, values, connection)
 
     def mark_failed(
@@ -70,7 +70,7 @@ class Outcomes(StoreBase):
             Whether the record still belonged to the claim.
         """
         values = {
-            **self._response_values(claim, failure.response),
+            **self._answer_values(claim, failure.response),
             "b_failure": failure.reason[:255],
         }
         return self._owned_update(
@@ -95,17 +95,22 @@ class Outcomes(StoreBase):
     def _endings(self, connection: Connection | None) -> Endings:
         return self._sql.alone if connection is None else self._sql.carried
 
-    def _response_values(
+    def _answer_values(
         self, claim: Claim, response: StoredResponse | None
     ) -> dict[str, Any]:
-        body, encoding = encode_body(response.body if response else None)
         return {
-            "b_response_code": response.code if response else None,
-            "b_response_headers": encode_headers(response.headers)
-            if response
-            else None,
-            "b_response_body": body,
-            "b_response_encoding": encoding,
+            **response_values(response),
             "b_ttl": claim.ttl_seconds,
             "b_half_ttl": claim.ttl_seconds / 2,
         }
+
+
+def response_values(response: StoredResponse | None) -> dict[str, Any]:
+    """Return an answer as it is kept, as parameters."""
+    body, encoding = encode_body(response.body if response else None)
+    return {
+        "b_response_code": response.code if response else None,
+        "b_response_headers": encode_headers(response.headers) if response else None,
+        "b_response_body": body,
+        "b_response_encoding": encoding,
+    }

@@ -27,6 +27,8 @@ def record_of(row: Row[Any]) -> RecordView:
         task_id=_text(row.task_id),
         outbox_event_id=_text(row.outbox_event_id),
         failure=row.failure,
+        resolved_by=_text(row.resolved_by),
+        resolved_reason=_text(row.resolved_reason),
         effects_committed_at=_instant(row.effects_committed_at),
         locked_until=_instant(row.locked_until),
         expires_at=_instant(row.expires_at),

@@ -37,6 +37,7 @@ from flask_idempotency.lifecycle import (
     RETRYABLE,
     RULES,
     TAKEABLE,
+    UNKNOWN,
     Rule,
     Status,
     Verdict,
@@ -66,11 +67,23 @@ _RECORD_COLUMNS = (
     "task_id",
     "outbox_event_id",
     "failure",
+    "resolved_by",
+    "resolved_reason",
     "effects_committed_at",
     "locked_until",
     "expires_at",
     "created_at",
     "completed_at",
+)
+
+
+#: What an ending writes of the answer.
+ANSWER_COLUMNS = (
+    "response_code",
+    "response_headers",
+    "response_body",
+    "response_encoding",
+    "failure",
 )
 
 
@@ -132,11 +145,7 @@ class Statements:
         )
         self.count_expirable = select(func.count()).where(self._any_of(EXPIRABLE))
         self.count_unknown = select(func.count()).where(
-            self._any_of(
-                r
-                for r in RULES
-                if r.verdict is Verdict.OUTCOME_UNKNOWN and r.gone is True
-            )
+            self._any_of(rule for rule in UNKNOWN if rule.gone is True)
         )
 
     def purgeable(self, *filters: str) -> tuple[Select[Any], Select[Any], Delete]:
@@ -181,6 +190,9 @@ class Statements:
             func.coalesce(left, 0.0).label("lease_seconds_left"),
         ]
 
+    def _same(self) -> ColumnElement[bool]:
+        return self._table.c.request_hash == self._bind("request_hash")
+
     def _condition(self, rule: Rule) -> ColumnElement[bool]:
         columns, now = self._table.c, self._dialect.now
         tests = {
@@ -190,7 +202,7 @@ class Statements:
             ("effects", False): columns.effects_committed_at.is_(None),
             ("gone", True): columns.expires_at <= now(),
             ("gone", False): columns.expires_at > now(),
-            ("same", True): columns.request_hash == self._bind("request_hash"),
+            ("same", True): self._same(),
             ("same", False): columns.request_hash != self._bind("request_hash"),
         }
         return and_(
@@ -320,6 +332,8 @@ class Statements:
                 (columns.response_body, null()),
                 (columns.response_encoding, null()),
                 (columns.failure, null()),
+                (columns.resolved_by, null()),
+                (columns.resolved_reason, null()),
                 (columns.completed_at, null()),
             )
         )
@@ -365,14 +379,7 @@ class Statements:
         self, owned: ColumnElement[bool], status: Status, *, effects: bool
     ) -> Update:
         columns = self._table.c
-        names = (
-            "response_code",
-            "response_headers",
-            "response_body",
-            "response_encoding",
-            "failure",
-        )
-        values: dict[str, Any] = {name: self._bind(name) for name in names}
+        values: dict[str, Any] = {name: self._bind(name) for name in ANSWER_COLUMNS}
         if effects:
             values["effects_committed_at"] = func.coalesce(
                 columns.effects_committed_at, self._dialect.now()

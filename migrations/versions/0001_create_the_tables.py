@@ -75,6 +75,8 @@ def create_idempotency_record() -> None:
         sa.Column("task_id", exact_text(255), nullable=True),
         sa.Column("outbox_event_id", exact_text(255), nullable=True),
         sa.Column("failure", sa.String(255), nullable=True),
+        sa.Column("resolved_by", exact_text(255), nullable=True),
+        sa.Column("resolved_reason", exact_text(1000), nullable=True),
         sa.Column("effects_committed_at", INSTANT, nullable=True),
         sa.Column("locked_until", INSTANT, nullable=True),
         sa.Column("expires_at", INSTANT, nullable=False),

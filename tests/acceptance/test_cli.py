@@ -46,6 +46,8 @@ FIELDS = {
     "task_id": str,
     "outbox_event_id": str,
     "failure": str,
+    "resolved_by": str,
+    "resolved_reason": str,
     "record_id": str,
     "operation_id": str,
     "created_at": str,
@@ -244,6 +246,8 @@ def test_replayable_is_reported_whole(shop: Shop) -> None:
         "task_id": result.task_id,
         "outbox_event_id": result.outbox_event_id,
         "failure": None,
+        "resolved_by": None,
+        "resolved_reason": None,
         "record_id": str(result.record_id),
         "locked_until": None,
     }

@@ -282,6 +282,7 @@ OPTIONS: list[tuple[str, Any, str, Any]] = [
     ("store_body", False, "store_body", False),
     ("rebuild", repr, "rebuild", repr),
     ("authorize_replay", bool, "authorize_replay", bool),
+    ("recover", repr, "recover", repr),
     ("fail_open", True, "fail_open", True),
     ("mode", "observe", "mode", "observe"),
 ]
@@ -300,6 +301,7 @@ BAD_OPTIONS: dict[str, tuple[list[Any], str]] = {
     "claim": ([None, 0, 1, "no"], "True or False"),
     "key": (["id", 1, b"k", True, asynchronous], "a plain (not async) function"),
     "rebuild": (["id", 1, True, asynchronous], "a plain (not async) function"),
+    "recover": ([1, True, asynchronous], "a plain (not async) function"),
     "authorize_replay": ([1, True, asynchronous], "a plain (not async) function"),
     "store_body": ([None, 0, 1, "no"], "True or False"),
     "fail_open": ([None, 0, 1, "yes"], "True or False"),
@@ -373,6 +375,7 @@ def test_option_defaults() -> None:
         "store_body": True,
         "rebuild": None,
         "authorize_replay": None,
+        "recover": None,
         "fail_open": False,
         "mode": None,
     }
@@ -392,6 +395,7 @@ def test_good_option_is_read(
     [
         *("required", "key", "route", "ttl", "lease", "anonymous", "tenant_id"),
         *("user_id", "wait", "release_on", "rebuild", "authorize_replay", "mode"),
+        "recover",
     ],
 )
 def test_none_is_as_if_not_given(option: str) -> None:

@@ -1,0 +1,111 @@
+"""``resolve``: an operator settles a call whose outcome is unknown."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+from flask import current_app
+from flask.cli import with_appcontext
+
+from flask_idempotency.lifecycle import (
+    Failure,
+    Resolution,
+    Scope,
+    StoredResponse,
+    Verdict,
+)
+from flask_idempotency.ops import settlement
+from flask_idempotency.state import get_state
+
+from .errors import clear_errors
+from .records import confirmed, printable, scope_options
+
+if TYPE_CHECKING:
+    from flask_idempotency.lifecycle import Diagnosis
+
+
+@click.command()
+@scope_options
+@click.option("--succeeded", "outcome", flag_value="succeeded", help="It took effect.")
+@click.option("--failed", "outcome", flag_value="failed", help="It failed for good.")
+@click.option(
+    "--release", "outcome", flag_value="release", help="Nothing stayed: free the key."
+)
+@click.option("--response-code", type=click.IntRange(100, 599), help="[default: 200]")
+@click.option("--response-body", help="What duplicates get.")
+@click.option("--content-type", help="[default: application/json]")
+@click.option("--reason", required=True, help="How you know. Kept on the record.")
+@click.option(
+    "--by", default=getpass.getuser, help="Who you are. [default: your login]"
+)
+@click.option("--force", is_flag=True, help="Also where nothing is unknown yet.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@with_appcontext
+@clear_errors
+def resolve(
+    *, outcome: str | None, as_json: bool, force: bool, yes: bool, **given: Any
+) -> None:
+    """
+    Settle a request that committed a part and left no answer.
+
+    Look at it with 'diagnose' first, and at what it left in your tables. Afterwards
+    duplicates get what you say here; a process that wakes up late commits nothing.
+    --force settles a request that is still running, too.
+
+    JSON: resolved, diagnosis (before), explanation (now).
+    """
+    if outcome is None:
+        raise click.UsageError("Give one of --succeeded, --failed and --release.")
+    scope = Scope(**{name: given[name] for name in Scope.__dataclass_fields__})
+    ending = _ending(outcome, given)
+    try:
+        resolution = Resolution(ending=ending, by=given["by"], reason=given["reason"])
+    except ValueError as error:
+        raise click.UsageError(f"{error}.") from error
+    store = get_state().store
+    before = store.diagnose(scope)
+    if not force and before.diagnosis is not Verdict.OUTCOME_UNKNOWN:
+        raise click.ClickException(_nothing_unknown(before))
+    if not confirmed(
+        f"{printable(before.explanation)} Settle it as '{outcome}'?", yes=yes
+    ):
+        raise click.Abort
+    record = settlement.resolve(current_app, store, scope, resolution, force=force)
+    if record is None:
+        raise click.ClickException("Nothing was settled: it has changed meanwhile.")
+    now = store.diagnose(scope).explanation
+    report = {
+        "resolved": outcome,
+        "diagnosis": before.diagnosis.value,
+        "explanation": now,
+    }
+    sentence = f"Settled as '{outcome}'. {now}"
+    click.echo(json.dumps(report, sort_keys=True) if as_json else printable(sentence))
+
+
+def _ending(outcome: str, given: dict[str, Any]) -> StoredResponse | Failure | None:
+    answer = {"response_code", "response_body", "content_type"}
+    named = [name for name in sorted(answer) if given[name] is not None]
+    if outcome != "succeeded" and named:
+        option = named[0].replace("_", "-")
+        raise click.UsageError(f"--{option} goes with --succeeded only.")
+    if outcome == "failed":
+        return Failure(reason="resolved as failed")
+    if outcome == "release":
+        return None
+    body = given["response_body"] or ""
+    media_type = given["content_type"] or "application/json"
+    code = given["response_code"] or 200
+    headers = (("Content-Type", media_type),) if body else ()
+    return StoredResponse(code=code, headers=headers, body=body.encode())
+
+
+def _nothing_unknown(diagnosis: Diagnosis) -> str:
+    return (
+        f"The outcome is not unknown: it is '{diagnosis.diagnosis.value}'. "
+        f"{diagnosis.explanation} --force settles a request that still runs."
+    )

@@ -1,0 +1,97 @@
+"""The statements on records of unknown outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import ColumnElement, and_, null, update
+
+from flask_idempotency.lifecycle import UNKNOWN, Status
+
+from .statements import ANSWER_COLUMNS, Statements
+
+if TYPE_CHECKING:
+    from sqlalchemy import Select, Table, Update
+
+    from .dialects import Dialect
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolvable:
+    """How an operator settles a record: lock it, then one of the updates."""
+
+    lock: Select[Any]
+    update: dict[Status, Update]
+
+
+class SettlingStatements(Statements):
+    """Every statement that the store sends, with those that settle a call."""
+
+    def __init__(self, table: Table, dialect: Dialect) -> None:
+        super().__init__(table, dialect)
+        unknown = and_(self._any_of(UNKNOWN), self._same())
+        self.lock_unknown = self._lock(self._scope, unknown)
+        self.recover = self._recover(unknown)
+        self.hand_back = self._hand_back()
+        #: For whether a call that still has its lease is settled, too.
+        self.resolvable = {
+            force: Resolvable(
+                lock=self._lock(self._scope, self._resolvable(force=force)),
+                update={
+                    status: self._resolve(status, self._resolvable(force=force))
+                    for status in (Status.SUCCEEDED, Status.FAILED, Status.EXPIRED)
+                },
+            )
+            for force in (False, True)
+        }
+
+    def _recover(self, unknown: ColumnElement[bool]) -> Update:
+        """Give a call of unknown outcome to who finds out; its effects stay noted."""
+        columns = self._table.c
+        return (
+            update(self._table)
+            .where(columns.id == self._bind("id"), unknown)
+            .values(
+                version=columns.version + 1,
+                owner_token=self._bind("owner_token"),
+                locked_until=self._later("lease"),
+            )
+        )
+
+    def _hand_back(self) -> Update:
+        columns = self._table.c
+        return (
+            update(self._table)
+            .where(self._owned)
+            .values(
+                version=columns.version + 1,
+                owner_token=null(),
+                locked_until=self._dialect.now(),
+            )
+        )
+
+    def _resolvable(self, *, force: bool) -> ColumnElement[bool]:
+        if force:
+            return self._table.c.status == Status.PROCESSING.value
+        # Whatever the hash is: an operator speaks of the key.
+        lapsed = self._table.c.locked_until <= self._dialect.now()
+        effects = self._table.c.effects_committed_at.is_not(None)
+        return and_(self._resolvable(force=True), lapsed, effects)
+
+    def _resolve(self, status: Status, resolvable: ColumnElement[bool]) -> Update:
+        columns = self._table.c
+        values = {name: self._bind(name) for name in ANSWER_COLUMNS}
+        if status is Status.EXPIRED:
+            lasts: Any = self._dialect.now()
+        else:
+            # It may be long past: duplicates get the answer for a whole life of a key.
+            lasts = self._later("ttl")
+        return self._end(
+            and_(columns.id == self._bind("id"), resolvable),
+            status=status,
+            resolved_by=self._bind("resolved_by"),
+            resolved_reason=self._bind("resolved_reason"),
+            expires_at=lasts,
+            **values,
+        )
