@@ -11,6 +11,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from . import failpoints
 from .exceptions import (
     IdempotencyConfigError,
     IdempotencyError,
@@ -144,6 +145,7 @@ class Completion:
     def _conduct(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R]:
         """Run the outermost call's work and commit it if the answer is below 400."""
         stored, result, raised = _attempt(call, work)
+        failpoints.reach("after_view")
         call.session = self._session()  # another one, if the view removed the first
         failed = raised or stored.code >= _CLIENT_ERROR
         if call.lost or failed or not self._is_committable(call):
@@ -176,7 +178,9 @@ class Completion:
         if call.claim is not None:
             call.ending = stored
             hold(call)
+        failpoints.reach("before_commit")
         call.session.commit()
+        failpoints.reach("after_commit")
         if call.claim is not None and not call.settled:
             raise IdempotencyConfigError(_NOT_COMMITTED)
 
@@ -234,7 +238,9 @@ class Completion:
     def _record_answer(self, call: Call, ending: Callable[[], Ending]) -> None:
         try:
             if call.claim is not None and not call.lost:
+                failpoints.reach("before_outcome")
                 call.lost = not self._record_alone(call.claim, ending())
+                failpoints.reach("after_outcome")
         except IdempotencyError:
             raise  # the database cannot tell now; the lease decides
         except Exception as error:
@@ -269,6 +275,7 @@ class Completion:
         try:
             if call.claim is None or call.lost:
                 return
+            failpoints.reach("before_outcome")
             if call.recovering:
                 call.lost = not self._store.hand_back(call.claim)
             else:
@@ -276,6 +283,7 @@ class Completion:
                     (retryable and self._store.release(call.claim))
                     or self._store.mark_failed(call.claim, failure)
                 )
+            failpoints.reach("after_outcome")
         except Exception:
             log.exception("The failure of a guarded call could not be recorded.")
 

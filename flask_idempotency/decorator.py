@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from flask import current_app, has_app_context, request
 
+from . import failpoints
 from .answers import refuse_without_body
 from .completion import CallOptions, Work
 from .config import UNSAID, RouteOptions
@@ -206,6 +207,7 @@ def _respond(
         if any(error is known for known in unanswered):
             raise Unanswered(error) from None
         raise
+    failpoints.reach("before_response")
     return _replay(answer, options) if answer.result is None else answer.result
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from flask_idempotency import failpoints
 from flask_idempotency.keys import new_id
 from flask_idempotency.lifecycle import (
     BOUND_ID_LENGTH,
@@ -96,8 +97,9 @@ class Claims(StoreBase):
             retry_failed=retry_failed,
             connection=connection,
         )
+        failpoints.reach("before_claim")
         try:
-            return self._negotiate(trial)
+            decision = self._negotiate(trial)
         except RecordLocked:
             return Decision(outcome=Verdict.IN_PROGRESS)
         except DBAPIError as error:
@@ -105,6 +107,8 @@ class Claims(StoreBase):
             if connection is not None and self.dialect.is_transient(error):
                 return Decision(outcome=Verdict.IN_PROGRESS)
             raise
+        failpoints.reach("after_claim")
+        return decision
 
     def _negotiate(self, trial: _Try) -> Decision:
         record, locked = None, 0

@@ -1,39 +1,182 @@
-"""A process that is killed in the middle of a call, and the next request."""
+"""A process that is killed at each named place of a call, and the next request."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, select
 
+from flask_idempotency import failpoints
 from tests.shop import Shop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.connection import Connection
 
+    from flask_idempotency import RecordView
     from tests.databases import Database
+
+# Started once, and forked for each crash: a process of its own without our threads.
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload([__name__])
 
 
 def _die(*_arguments: Any) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def in_view(shop: Shop) -> None:
-    """Die after the claim, with an uncommitted row."""
+class Views:
+    """Views that end in different ways; each adds the account first."""
 
-    def view() -> None:
-        shop.add()
+    def __init__(self, shop: Shop) -> None:
+        self._shop = shop
+
+    def plain(self) -> Any:
+        """Leave the commit to the guard."""
+        return self._shop.create()
+
+    def committing(self) -> Any:
+        """Commit by itself."""
+        answer = self._shop.create()
+        self._shop.db.session.commit()
+        return answer
+
+    def refusing(self) -> Any:
+        """Answer an error, so that the account is rolled back."""
+        self._shop.add()
+        return "no", 404
+
+    def broken(self) -> Any:
+        """Raise, so that the account is rolled back."""
+        self._shop.add()
+        message = "broken"
+        raise RuntimeError(message)
+
+    def dying(self) -> Any:
+        """Die in the middle."""
+        self._shop.add()
         _die()
 
-    shop.view(view)
+    def dying_after_commit(self) -> Any:
+        """Die after its own commit."""
+        self.committing()
+        _die()
 
 
-def before_commit(shop: Shop) -> None:
-    """Die when the record is written, just before COMMIT."""
+@dataclass(frozen=True)
+class Crash:
+    """
+    A place of death, and what is right then.
+
+    Attributes:
+        view: Name of the view that runs.
+        place: Where the process dies; None if the view dies by itself.
+        stays: Whether the account is there when the process is gone.
+        runs_again: Whether the next request runs the view, once the lease is over.
+        known: Whether an answer is known without running it.
+    """
+
+    view: str
+    place: str | None
+    stays: bool = False
+    runs_again: bool = False
+    known: bool = False
+
+    def __str__(self) -> str:
+        """Name it in a test's id."""
+        return f"{self.view}-{self.place or 'in_view'}"
+
+
+CRASHES = [
+    Crash("plain", "before_claim", runs_again=True),
+    Crash("plain", "after_claim", runs_again=True),
+    Crash("dying", None, runs_again=True),
+    Crash("plain", "after_view", runs_again=True),
+    Crash("plain", "before_commit", runs_again=True),
+    Crash("plain", "after_commit", stays=True, known=True),
+    Crash("plain", "before_response", stays=True, known=True),
+    Crash("dying_after_commit", None, stays=True),
+    Crash("committing", "after_view", stays=True),
+    Crash("committing", "before_outcome", stays=True),
+    Crash("committing", "after_outcome", stays=True, known=True),
+    Crash("committing", "before_response", stays=True, known=True),
+    Crash("refusing", "after_view", runs_again=True),
+    Crash("refusing", "before_outcome", runs_again=True),
+    Crash("refusing", "after_outcome", known=True),
+    Crash("broken", "before_outcome", runs_again=True),
+    Crash("broken", "after_outcome", known=True),
+]
+ANSWERS = {"refusing": 404, "broken": 500}
+
+
+def _crash(database: Database, crash: Crash) -> None:
+    shop = Shop(database)
+    if crash.place is not None:
+        failpoints.set_failpoint(crash.place, _die)
+    shop.view(getattr(Views(shop), crash.view))
+    shop.post()
+
+
+def die(target: Callable[..., None], *arguments: Any) -> None:
+    """Run something in a process that has to be killed by what it does."""
+    process = _PROCESSES.Process(target=target, args=arguments)
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def settle_down(shop: Shop) -> None:
+    """Let the lease of a call that is gone end; until then its key is in progress."""
+    record = shop.record()
+    if record is not None and record.status.value == "processing":
+        assert shop.post().status_code == 409
+        shop.lapse()
+
+
+@pytest.mark.parametrize("recover", [False, True], ids=["", "recover"])
+@pytest.mark.parametrize("crash", CRASHES, ids=str)
+def test_next_request_after_a_kill(
+    database: Database, shop: Shop, crash: Crash, *, recover: bool
+) -> None:
+    """
+    The account exists at most once, and exactly once where the answer says so.
+
+    What is neither known nor safe to run is recovered by the route, or unknown.
+    """
+    die(_crash, database, crash)
+    assert shop.accounts() == (["first"] if crash.stays else [])
+
+    def find(_record: RecordView) -> Any:
+        shop.runs.append("recovered")
+        name = shop.db.session.scalar(select(shop.Account.name))
+        return {"name": name}, 201
+
+    view = {"dying": "plain", "dying_after_commit": "committing"}
+    shop.view(
+        getattr(Views(shop), view.get(crash.view, crash.view)),
+        recover=find if recover else None,
+    )
+    settle_down(shop)
+    status = ANSWERS.get(crash.view, 201)
+    if not crash.known and not crash.runs_again and not recover:
+        status = 409
+    assert [shop.post().status_code for _ in range(2)] == [status, status]
+    unknown = not crash.known and not crash.runs_again
+    runs = (
+        ["first"] if crash.runs_again else ["recovered"] if unknown and recover else []
+    )
+    assert shop.runs == runs
+    there = crash.stays or (crash.runs_again and status < 400)
+    assert shop.accounts() == (["first"] if there else [])
+
+
+def _crash_in_commit(database: Database) -> None:
+    shop = Shop(database)
 
     def before_execute(_c: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
         if statement.startswith("UPDATE idempotency_record"):
@@ -43,58 +186,84 @@ def before_commit(shop: Shop) -> None:
         engine = shop.db.engine
     event.listen(engine, "before_cursor_execute", before_execute)
     shop.creating_view()
-
-
-def after_own_commit(shop: Shop) -> None:
-    """Die after the view has committed by itself."""
-
-    def view() -> None:
-        shop.add()
-        shop.db.session.commit()
-        _die()
-
-    shop.view(view)
-
-
-def before_the_answer_leaves(shop: Shop) -> None:
-    """Die after the one commit, before the client gets the answer."""
-    shop.creating_view()
-    shop.app.after_request(_die)
-
-
-def _crash(database: Database, set_up: Callable[[Shop], None]) -> None:
-    shop = Shop(database)
-    set_up(shop)
     shop.post()
 
 
-#: Where it dies: accounts then, and status and accounts of the next request.
-CRASHES: dict[Callable[[Shop], None], tuple[list[str], int, list[str]]] = {
-    in_view: ([], 201, ["first"]),
-    before_commit: ([], 201, ["first"]),
-    after_own_commit: (["first"], 409, ["first"]),
-    before_the_answer_leaves: (["first"], 201, ["first"]),
-}
+def test_kill_between_the_record_and_the_commit(database: Database, shop: Shop) -> None:
+    """The record is written in the transaction of the rows: both are gone."""
+    die(_crash_in_commit, database)
+    assert shop.accounts() == []
+    shop.creating_view()
+    settle_down(shop)
+    assert shop.post().status_code == 201
+    assert shop.accounts() == ["first"]
 
 
-@pytest.mark.parametrize("set_up", CRASHES)
-def test_next_request_after_a_kill(
-    database: Database, shop: Shop, set_up: Callable[[Shop], None]
+def _crash_in_recovery(database: Database) -> None:
+    shop = Shop(database)
+    shop.creating_view(recover=_die)
+    shop.post()
+
+
+def test_kill_in_a_recovery(database: Database, shop: Shop) -> None:
+    """A recovery that dies is tried again, and the view never runs."""
+    die(_crash, database, Crash("dying_after_commit", None))
+    shop.lapse()
+    die(_crash_in_recovery, database)
+    shop.creating_view(recover=lambda _record: ("recovered", 201))
+    settle_down(shop)
+    assert shop.post().data == b"recovered"
+    assert (shop.runs, shop.accounts()) == ([], ["first"])
+
+
+def _sleep_in_view(database: Database, line: Connection, own_commit: bool) -> None:  # noqa: FBT001 - by position through a process
+    shop = Shop(database)
+
+    def view() -> Any:
+        line.send("running")
+        assert line.recv() == "go on"
+        answer = shop.create()
+        if own_commit:
+            shop.db.session.commit()
+        return answer
+
+    shop.view(view)
+    answer = shop.post()
+    line.send(
+        (answer.status_code, answer.data, "Idempotent-Replayed" in answer.headers)
+    )
+    shop.close()
+
+
+@pytest.mark.parametrize("own_commit", [False, True], ids=["guard", "own commit"])
+def test_process_that_wakes_up_late_doubles_nothing(
+    database: Database, shop: Shop, *, own_commit: bool
 ) -> None:
-    """After the lease the effect exists once, or the outcome is said to be unknown."""
-    then, status, finally_there = CRASHES[set_up]
-    process = multiprocessing.get_context("spawn").Process(
-        target=_crash, args=(database, set_up)
+    """A process that stood still past its lease gives the answer of who took over."""
+    line, far_end = _PROCESSES.Pipe()
+    process = _PROCESSES.Process(
+        target=_sleep_in_view, args=(database, far_end, own_commit)
     )
     process.start()
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL
-    assert shop.accounts() == then
+    assert line.poll(30)
+    assert line.recv() == "running"
+    pid = process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
     shop.creating_view()
-    record = shop.record()
-    assert record is not None
-    if record.status.value == "processing":
-        assert shop.post().status_code == 409
-        shop.lapse()
-    assert shop.post().status_code == status
-    assert shop.accounts() == finally_there
+    settle_down(shop)
+    assert shop.post().status_code == 201
+    os.kill(pid, signal.SIGCONT)
+    line.send("go on")
+    assert line.poll(30)
+    status, data, replayed = line.recv()
+    process.join(60)
+    assert (status, replayed, process.exitcode) == (201, True, 0)
+    assert data == shop.post().data
+    assert shop.accounts() == ["first"]
+
+
+def test_failpoint_has_a_name_that_exists() -> None:
+    """A place that nobody reaches is a mistake in a test."""
+    with pytest.raises(ValueError, match="none of before_claim"):
+        failpoints.set_failpoint("after_lunch", _die)

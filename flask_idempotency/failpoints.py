@@ -1,0 +1,49 @@
+"""
+Named places where a test may end the process, in the order in which a call meets them.
+
+Nothing happens at a place that is not set, at the price of one look into a dict.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PLACES = (
+    "before_claim",
+    "after_claim",
+    "after_view",
+    "before_commit",
+    "after_commit",
+    "before_outcome",  # one that no commit of the session carries
+    "after_outcome",
+    "before_response",
+)
+
+_set: dict[str, Callable[[], object]] = {}
+
+
+def set_failpoint(place: str, action: Callable[[], object]) -> None:
+    """
+    Let a place do something in this process from now on.
+
+    Args:
+        place: One of ``PLACES``.
+        action: Called each time the place is reached.
+
+    Raises:
+        ValueError: If there is no such place.
+    """
+    if place not in PLACES:
+        message = f"'{place}' is none of {', '.join(PLACES)}"
+        raise ValueError(message)
+    _set[place] = action
+
+
+def reach(place: str) -> None:
+    """Do what a test has set for a place."""
+    action = _set.get(place)
+    if action is not None:
+        action()
