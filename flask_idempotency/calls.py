@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
+#: Leases for which a call is renewed, if its route says nothing else.
+_LEASES = 10
+
 
 class GuardedCalls:
     """
@@ -87,7 +90,7 @@ class GuardedCalls:
             work: The effect and how its result is stored.
             options: How it is claimed.
         """
-        call = self._new_call()
+        call = self._new_call(options)
         if scope is None:
             return self._perform(call, None, request_hash, work)
         if (options.mode or self._config.mode) == "observe":
@@ -115,9 +118,12 @@ class GuardedCalls:
             work = _recovery(work, decision.record)
         return self._perform(call, scope, request_hash, work)
 
-    def _new_call(self) -> Call:
+    def _new_call(self, options: CallOptions) -> Call:
+        lease = options.lease_seconds or self._config.lease_seconds
         return Call(
             claim=None,
+            lease_seconds=lease,
+            max_runtime_seconds=options.max_runtime_seconds or _LEASES * lease,
             store=self._store,
             session=self._session(),
             parent=current_call.get(),
@@ -188,8 +194,8 @@ class GuardedCalls:
 
     def _log_lost_lease(self, call: Call, scope: Scope | None) -> None:
         log.warning(
-            "A call of '%s' lost its lease and was rolled back. Give the route a lease "
-            "that is longer than its slowest run.",
+            "A call of '%s' lost its lease and was rolled back: it ran longer than its "
+            "'max_runtime', or its process stood still.",
             scope.route if scope else "",
             extra={"idempotency_record_id": str(call.claim and call.claim.record_id)},
         )

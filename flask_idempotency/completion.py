@@ -8,6 +8,7 @@ every other end is written on its own, after the rollback.
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -20,11 +21,13 @@ from .exceptions import (
     IdempotencyStoreUnavailable,
     LeaseLost,
 )
+from .keeper import LeaseKeeper
 from .lifecycle import Failure, Status, StoredResponse
 from .unit_of_work import Release, can_commit, hold, roll_back, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from sqlalchemy.orm import Session, SessionTransaction
 
@@ -56,6 +59,8 @@ class CallOptions:
 
     ttl_seconds: float | None = None
     lease_seconds: float | None = None
+    #: ``None`` is ten leases.
+    max_runtime_seconds: float | None = None
     wait_seconds: float | None = None
     mode: str | None = None
     retry_failed: bool = False
@@ -115,6 +120,7 @@ class Completion:
         self._store = store
         self._session = session
         self._config = config
+        self._keeper = LeaseKeeper(store.renew, store.forget_leases)
 
     def perform(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R]:
         """
@@ -124,7 +130,7 @@ class Completion:
             LeaseLost: If the record belongs to another owner by now.
         """
         try:
-            with running(call):
+            with running(call), self._kept(call):
                 if call.host is None:
                     stored, result = self._conduct(call, work)
                 else:
@@ -141,6 +147,16 @@ class Completion:
         if call.lost:
             raise LeaseLost
         return stored, result
+
+    def _kept(self, call: Call) -> AbstractContextManager[None]:
+        """Renew the call's lease while it runs."""
+        if call.claim is None or call.joined or not self._store.can_renew:
+            return nullcontext()
+        return self._keeper.keeping(
+            call.claim.owner_token,
+            lease_seconds=call.lease_seconds,
+            max_runtime_seconds=call.max_runtime_seconds,
+        )
 
     def _conduct(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R]:
         """Run the outermost call's work and commit it if the answer is below 400."""

@@ -96,7 +96,9 @@ class RouteOptions:
             ``""`` or ``LookupError`` mean that there is no key.
         route: Name of the operation in the record; the method and rule by default.
         ttl_seconds: Life of a key from its first claim.
-        lease_seconds: How long a crash can block a key.
+        lease_seconds: How long a crash can block a key; renewed while a call runs.
+        max_runtime_seconds: After this time a call that hangs is not renewed any
+            more; ten leases by default.
         retry_failed: Run a failed request again if no part of it stayed.
         anonymous: Callers without identity share the empty user.
         claim: False: only check the key; a service claims through the guard.
@@ -124,6 +126,9 @@ class RouteOptions:
     route: str | None = _setting(None, settings.checked_route)
     ttl_seconds: float | None = _setting(None, settings.seconds_of, "ttl")
     lease_seconds: float | None = _setting(None, settings.seconds_of, "lease")
+    max_runtime_seconds: float | None = _setting(
+        None, settings.seconds_of, "max_runtime"
+    )
     retry_failed: bool = _setting(default=False, parse=settings.flag)
     anonymous: bool | None = _setting(None, settings.flag)
     claim: bool = _setting(default=True, parse=settings.flag)

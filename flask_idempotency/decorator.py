@@ -63,6 +63,7 @@ def idempotent(
     route: str | None = None,
     ttl: Duration | None = None,
     lease: Duration | None = None,
+    max_runtime: Duration | None = None,
     retry_failed: bool = False,
     anonymous: bool | None = None,
     claim: bool = True,
@@ -197,6 +198,7 @@ def _respond(
             CallOptions(
                 ttl_seconds=options.ttl_seconds,
                 lease_seconds=options.lease_seconds,
+                max_runtime_seconds=options.max_runtime_seconds,
                 wait_seconds=options.wait_seconds,
                 mode=options.mode,
                 retry_failed=options.retry_failed,

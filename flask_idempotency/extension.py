@@ -12,6 +12,7 @@ from .exceptions import IdempotencyConfigError, IdempotencyError
 from .models import (
     IdempotencyRecordMixin,
     build_record_class,
+    lease_table,
     scope_constraint,
 )
 from .problems import Unanswered, problem_response, raise_unanswered
@@ -58,6 +59,7 @@ class Idempotency:
         self._loaders = Loaders()
         if record_class is not None:
             scope_constraint(record_class.__table__)
+            lease_table(record_class.__table__)
         elif db is not None:
             build_record_class(db)
         if app is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from sqlalchemy import (
     DDL,
     CheckConstraint,
+    Column,
     DateTime,
     Index,
     Integer,
@@ -134,6 +135,26 @@ def record_table_args(table_name: str) -> tuple[Any, ...]:
     )
 
 
+def lease_table(record: Table) -> Table:
+    """
+    Return the table of renewed leases beside a record's table.
+
+    A renewal must not touch the record: under REPEATABLE READ the transaction of a
+    call that was renewed could not write it any more.
+    """
+    name = record.name.removesuffix("_record") + "_lease"
+    key = f"{record.schema}.{name}" if record.schema else name
+    if key in record.metadata.tables:
+        return record.metadata.tables[key]
+    return Table(
+        name,
+        record.metadata,
+        Column("owner_token", _UUID, primary_key=True),
+        Column("until", _INSTANT, nullable=False),
+        schema=record.schema,
+    )
+
+
 def build_record_class(db: SQLAlchemy) -> type[IdempotencyRecordMixin]:
     """
     Return the record's model on `db`, the same one at every call.
@@ -144,6 +165,7 @@ def build_record_class(db: SQLAlchemy) -> type[IdempotencyRecordMixin]:
     if _INFO_KEY not in db.metadata.info:
         bases = (IdempotencyRecordMixin, cast("type", db.Model))
         model = type("IdempotencyRecord", bases, {"__module__": __name__})
+        lease_table(cast("Any", model).__table__)
         db.metadata.info[_INFO_KEY] = model
     return cast("type[IdempotencyRecordMixin]", db.metadata.info[_INFO_KEY])
 

@@ -9,6 +9,7 @@ transaction is rolled back. So an owner whose record was taken over commits noth
 from __future__ import annotations
 
 import logging
+import os
 import re
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -74,6 +75,8 @@ class Call:
         claim: ``None`` for a call that is not recorded.
         session: The session whose commit completes the call.
         parent: The call around it.
+        lease_seconds: How long its claim lasts, and each renewal of it.
+        max_runtime_seconds: After this time it is not renewed any more.
         recovering: It finds out how an earlier call ended, and runs no handler.
         joined: The claim is part of the session's transaction, and ends with it.
         ending: What the commit of the transaction that holds its effect writes.
@@ -87,6 +90,8 @@ class Call:
     store: IdempotencyStore
     session: Session
     parent: Call | None = None
+    lease_seconds: float = 0.0
+    max_runtime_seconds: float = 0.0
     recovering: bool = False
     joined: bool = False
     ending: Ending | None = None
@@ -173,6 +178,19 @@ def running(call: Call) -> Iterator[None]:
         yield
     finally:
         current_call.reset(token)
+
+
+def _disown() -> None:
+    """Leave the calls of the parent to the parent, in a process that was forked."""
+    call = current_call.get()
+    if call is not None:
+        for inherited in call.chain():
+            inherited.lost = True
+        current_call.set(None)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_disown)
 
 
 def has_written(connection: Connection, *, unknown: bool = True) -> bool:

@@ -62,6 +62,7 @@ def purge(
     Returns:
         How many records were deleted.
     """
+    store.purge_leases()
     return _in_batches(
         lambda: store.purge(
             limit=batch_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .leases import Leases
 from .outcomes import Outcomes
 from .retention import Retention
 from .settlement import Settlement
@@ -9,7 +10,7 @@ from .settlement import Settlement
 __all__ = ["IdempotencyStore"]
 
 
-class IdempotencyStore(Settlement, Outcomes, Retention):
+class IdempotencyStore(Settlement, Outcomes, Leases, Retention):
     """
     Keeps the records of one table on one database.
 

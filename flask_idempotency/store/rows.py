@@ -36,7 +36,9 @@ def record_of(row: Row[Any]) -> RecordView:
         completed_at=_instant(row.completed_at),
         lapsed=bool(row.lapsed),
         gone=bool(row.gone),
-        lease_seconds_left=max(0.0, float(row.lease_seconds_left)),
+        lease_seconds_left=max(
+            0.0, float(row.lease_seconds_left), float(row.renewed_seconds_left)
+        ),
     )
 
 

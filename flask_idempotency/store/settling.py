@@ -75,9 +75,8 @@ class SettlingStatements(Statements):
         if force:
             return self._table.c.status == Status.PROCESSING.value
         # Whatever the hash is: an operator speaks of the key.
-        lapsed = self._table.c.locked_until <= self._dialect.now()
         effects = self._table.c.effects_committed_at.is_not(None)
-        return and_(self._resolvable(force=True), lapsed, effects)
+        return and_(self._resolvable(force=True), self._lapsed(), effects)
 
     def _resolve(self, status: Status, resolvable: ColumnElement[bool]) -> Update:
         columns = self._table.c

@@ -42,10 +42,11 @@ from flask_idempotency.lifecycle import (
     Status,
     Verdict,
 )
-from flask_idempotency.models import SCOPE_COLUMNS, scope_constraint
+from flask_idempotency.models import SCOPE_COLUMNS, lease_table, scope_constraint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from uuid import UUID
 
     from sqlalchemy import Delete, Executable, Insert, Select, Table, Update
 
@@ -105,6 +106,7 @@ class Statements:
 
     def __init__(self, table: Table, dialect: Dialect) -> None:
         self._table = table
+        self._leases = lease_table(table)
         self._dialect = dialect
         self.constraint = str(scope_constraint(table).name)
         columns = table.c
@@ -143,10 +145,24 @@ class Statements:
             and_(columns.id.in_(self._ids()), self._any_of(EXPIRABLE)),
             status=Status.EXPIRED,
         )
+        self.forget_leases = delete(self._leases).where(
+            self._leases.c.owner_token.in_(self._ids())
+        )
+        self.purge_leases = delete(self._leases).where(
+            self._leases.c.until <= dialect.later(-self._bind_seconds("older_than"))
+        )
         self.count_expirable = select(func.count()).where(self._any_of(EXPIRABLE))
         self.count_unknown = select(func.count()).where(
             self._any_of(rule for rule in UNKNOWN if rule.gone is True)
         )
+
+    def renew(self, leases: dict[UUID, float]) -> Executable:
+        """Build the renewal of some leases, each of its own length in seconds."""
+        rows = [
+            {"owner_token": token, "until": self._dialect.later(literal(seconds))}
+            for token, seconds in leases.items()
+        ]
+        return self._dialect.upsert(self._leases, rows)
 
     def purgeable(self, *filters: str) -> tuple[Select[Any], Select[Any], Delete]:
         """
@@ -185,10 +201,28 @@ class Statements:
         left = self._dialect.seconds_until(columns.locked_until)
         return [
             *(columns[name] for name in _RECORD_COLUMNS),
-            func.coalesce(columns.locked_until <= now(), false()).label("lapsed"),
+            func.coalesce(self._lapsed(), false()).label("lapsed"),
             (columns.expires_at <= now()).label("gone"),
             func.coalesce(left, 0.0).label("lease_seconds_left"),
+            func.coalesce(self._renewed_left(), 0.0).label("renewed_seconds_left"),
         ]
+
+    def _lapsed(self) -> ColumnElement[bool]:
+        """Tell whether the lease is over, which a renewal prolongs."""
+        now = self._dialect.now()
+        renewed = exists().where(
+            self._leases.c.owner_token == self._table.c.owner_token,
+            self._leases.c.until > now,
+        )
+        return and_(self._table.c.locked_until <= now, ~renewed)
+
+    def _renewed_left(self) -> ColumnElement[Any]:
+        leases = self._leases.c
+        return (
+            select(self._dialect.seconds_until(leases.until))
+            .where(leases.owner_token == self._table.c.owner_token)
+            .scalar_subquery()
+        )
 
     def _same(self) -> ColumnElement[bool]:
         return self._table.c.request_hash == self._bind("request_hash")
@@ -196,8 +230,8 @@ class Statements:
     def _condition(self, rule: Rule) -> ColumnElement[bool]:
         columns, now = self._table.c, self._dialect.now
         tests = {
-            ("lapsed", True): columns.locked_until <= now(),
-            ("lapsed", False): columns.locked_until > now(),
+            ("lapsed", True): self._lapsed(),
+            ("lapsed", False): ~self._lapsed(),
             ("effects", True): columns.effects_committed_at.is_not(None),
             ("effects", False): columns.effects_committed_at.is_(None),
             ("gone", True): columns.expires_at <= now(),

@@ -35,6 +35,7 @@ def exact_text(length: int) -> sa.String:
 def upgrade() -> None:
     """Create every table."""
     create_idempotency_record()
+    create_idempotency_lease()
     create_accounts_and_files()
     create_jobs()
     create_payments_and_events()
@@ -48,6 +49,7 @@ def downgrade() -> None:
         "job",
         "stored_file",
         "account",
+        "idempotency_lease",
         "idempotency_record",
     ):
         op.drop_table(table)
@@ -101,6 +103,16 @@ def create_idempotency_record() -> None:
         op.execute("ALTER TABLE idempotency_record SET (fillfactor = 70)")
     op.create_index(
         op.f("ix_idempotency_record_expires_at"), "idempotency_record", ["expires_at"]
+    )
+
+
+def create_idempotency_lease() -> None:
+    """Create the table of renewed leases."""
+    op.create_table(
+        "idempotency_lease",
+        sa.Column("owner_token", UUID, nullable=False),
+        sa.Column("until", INSTANT, nullable=False),
+        sa.PrimaryKeyConstraint("owner_token", name=op.f("pk_idempotency_lease")),
     )
 
 

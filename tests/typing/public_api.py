@@ -63,6 +63,7 @@ if TYPE_CHECKING:
             route="accounts.create",
             ttl=timedelta(days=1),
             lease=1.5,
+            max_runtime=60,
             retry_failed=True,
             anonymous=False,
             claim=True,
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
             store_body=False,
             rebuild=lambda record: {"route": record.scope.route},
             authorize_replay=lambda record: record.task_id is not None,
+            recover=lambda record: None if record.gone else ("found", 201),
             fail_open=True,
             mode="observe",
         )

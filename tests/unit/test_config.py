@@ -259,6 +259,7 @@ OPTIONS: list[tuple[str, Any, str, Any]] = [
     ("ttl", 60, "ttl_seconds", 60.0),
     ("ttl", timedelta(hours=1), "ttl_seconds", 3600.0),
     ("lease", 1, "lease_seconds", 1.0),
+    ("max_runtime", timedelta(minutes=5), "max_runtime_seconds", 300.0),
     ("retry_failed", True, "retry_failed", True),
     ("anonymous", True, "anonymous", True),
     ("claim", False, "claim", False),
@@ -343,6 +344,10 @@ BAD_OPTIONS: dict[str, tuple[list[Any], str]] = {
         [v for v in [*NO_DURATION, 0, 0.0, 0.5, timedelta(0)] if v is not None],
         "a duration of 1 s or more, in seconds or as timedelta",
     ),
+    "max_runtime": (
+        [v for v in [*NO_DURATION, 0, 0.0, 0.5, timedelta(0)] if v is not None],
+        "a duration of 1 s or more, in seconds or as timedelta",
+    ),
     "route": (
         [
             *("", "task:", "task:x", "outbox:", "outbox:x:v1:y", 7, b"POST /x"),
@@ -364,6 +369,7 @@ def test_option_defaults() -> None:
         "route": None,
         "ttl_seconds": None,
         "lease_seconds": None,
+        "max_runtime_seconds": None,
         "retry_failed": False,
         "anonymous": None,
         "claim": True,
@@ -394,6 +400,7 @@ def test_good_option_is_read(
     "option",
     [
         *("required", "key", "route", "ttl", "lease", "anonymous", "tenant_id"),
+        "max_runtime",
         *("user_id", "wait", "release_on", "rebuild", "authorize_replay", "mode"),
         "recover",
     ],

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Connection
+    from sqlalchemy import ColumnElement, Connection, Executable, Table
     from sqlalchemy.exc import DBAPIError, IntegrityError
 
 # The first word of statements that change nothing which a re-run could double.
@@ -70,6 +70,10 @@ class Dialect:
     def lost_connection(self, error: BaseException) -> bool:
         """Tell whether a connection is gone, beyond what SQLAlchemy knows of."""
         return False
+
+    def upsert(self, table: Table, rows: list[dict[str, Any]]) -> Executable:
+        """Return the statement that inserts rows by primary key, or replaces them."""
+        raise NotImplementedError
 
     def short_wait(self) -> list[ColumnElement[bool]]:
         """Return conditions that keep their statement from waiting for a lock."""

@@ -6,12 +6,13 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy import func, literal_column, text
+from sqlalchemy.dialects.mysql import insert
 from sqlalchemy.exc import DBAPIError
 
 from .base import START, Dialect
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Connection
+    from sqlalchemy import ColumnElement, Connection, Executable, Table
     from sqlalchemy.exc import IntegrityError
 
 # What stands before a parenthesis in the statements that an ORM reads with. Another
@@ -159,6 +160,12 @@ class MySQL(Dialect):
     schema = frozenset({1146, 1054})
     _DUPLICATE, _DEADLOCK = 1062, 1213
     _UNIT: ClassVar[ColumnElement[Any]] = literal_column("MICROSECOND")
+
+    def upsert(self, table: Table, rows: list[dict[str, Any]]) -> Executable:
+        statement = insert(table).values(rows)
+        keys = [column.name for column in table.primary_key]
+        others = {n: c for n, c in statement.inserted.items() if n not in keys}
+        return statement.on_duplicate_key_update(**others)
 
     def __init__(self) -> None:
         self._snapshot_isolation: bool | None = None

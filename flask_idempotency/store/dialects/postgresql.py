@@ -10,13 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Float, cast, extract, func, text, true
+from sqlalchemy.dialects.postgresql import insert
 
 from .base import Dialect
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from sqlalchemy import ColumnElement, Connection
+    from sqlalchemy import ColumnElement, Connection, Executable, Table
     from sqlalchemy.exc import DBAPIError, IntegrityError
 
 
@@ -47,6 +48,12 @@ class PostgreSQL(Dialect):
             type(error).__name__ == "OperationalError"
             and getattr(error, "sqlstate", "") is None
         )
+
+    def upsert(self, table: Table, rows: list[dict[str, Any]]) -> Executable:
+        statement = insert(table).values(rows)
+        keys = [column.name for column in table.primary_key]
+        others = {n: c for n, c in statement.excluded.items() if n not in keys}
+        return statement.on_conflict_do_update(index_elements=keys, set_=others)
 
     def short_wait(self) -> list[ColumnElement[bool]]:
         # Local to the statement's own transaction, so that a pooler leaks nothing.

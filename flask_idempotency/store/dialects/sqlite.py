@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func
+from sqlalchemy.dialects.sqlite import insert
 
 from .base import Dialect
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Connection
+    from sqlalchemy import ColumnElement, Connection, Executable, Table
     from sqlalchemy.exc import DBAPIError, IntegrityError
 
 
@@ -21,6 +22,12 @@ class SQLite(Dialect):
     # The text form in which SQLAlchemy keeps a DateTime, so that texts compare as
     # instants; SQLite's clock has milliseconds.
     _FORMAT = "%Y-%m-%d %H:%M:%f000"
+
+    def upsert(self, table: Table, rows: list[dict[str, Any]]) -> Executable:
+        statement = insert(table).values(rows)
+        keys = [column.name for column in table.primary_key]
+        others = {n: c for n, c in statement.excluded.items() if n not in keys}
+        return statement.on_conflict_do_update(index_elements=keys, set_=others)
 
     def prepare(self, connection: Any) -> None:
         # From Python 3.12 on an application may choose the driver's new mode, in

@@ -1,0 +1,179 @@
+"""
+Renews the leases of running calls, so that a slow call is not taken for a dead one.
+
+One thread per store and process, started with the first call. Renewals have a table
+of their own: nothing here ever touches a record, or waits for its lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from uuid import UUID
+
+log = logging.getLogger(__name__)
+
+#: A lease is renewed when this part of it has passed, and looked at twice as often.
+_DUE = 1 / 3
+#: How long the thread stays without a call to look after.
+_IDLE_SECONDS = 30.0
+
+_KEEPERS: WeakSet[LeaseKeeper] = WeakSet()
+
+
+@dataclass(kw_only=True)
+class _Kept:
+    """A running call; times are those of ``time.monotonic``."""
+
+    lease_seconds: float
+    renewed_at: float
+    ends_at: float
+    #: There is a row to remove when the call has ended.
+    has_row: bool = False
+
+
+class LeaseKeeper:
+    """
+    Looks after the running calls of one store in one process.
+
+    Args:
+        renew: Gives owner tokens a new lease, each of its own length in seconds.
+        forget: Removes the leases of calls that have ended.
+    """
+
+    def __init__(
+        self,
+        renew: Callable[[dict[UUID, float]], None],
+        forget: Callable[[list[UUID]], None],
+    ) -> None:
+        self._renew = renew
+        self._forget = forget
+        self.reset()
+        _KEEPERS.add(self)
+
+    def reset(self) -> None:
+        """Start without calls, as a forked child does: its parent's are not its own."""
+        self._changed = threading.Condition()
+        self._calls: dict[UUID, _Kept] = {}
+        self._ended: list[UUID] = []
+        self._thread: threading.Thread | None = None
+        self._tick_seconds = _IDLE_SECONDS
+
+    @contextmanager
+    def keeping(
+        self, token: UUID, *, lease_seconds: float, max_runtime_seconds: float
+    ) -> Iterator[None]:
+        """
+        Renew the lease of a call while the block runs.
+
+        Args:
+            token: Of the call's owner.
+            lease_seconds: How long each renewal lasts.
+            max_runtime_seconds: After this time a call that hangs is left to lapse.
+        """
+        now = time.monotonic()
+        kept = _Kept(
+            lease_seconds=lease_seconds,
+            renewed_at=now,
+            ends_at=now + max_runtime_seconds,
+        )
+        with self._changed:
+            self._calls[token] = kept
+            self._wake_for(lease_seconds * _DUE / 2)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._calls.pop(token, None)
+                if kept.has_row:
+                    self._ended.append(token)
+
+    def _wake_for(self, tick_seconds: float) -> None:
+        """Have the thread run, and look often enough."""
+        if self._thread is None:
+            self._tick_seconds = tick_seconds
+            self._thread = threading.Thread(
+                target=self._run, name="idempotency-leases", daemon=True
+            )
+            self._thread.start()
+        elif tick_seconds < self._tick_seconds:
+            self._tick_seconds = tick_seconds
+            self._changed.notify()
+
+    def _run(self) -> None:
+        idle_since = time.monotonic()
+        expected = idle_since
+        while True:
+            with self._changed:
+                now = time.monotonic()
+                if self._calls or self._ended:
+                    idle_since = now
+                elif now - idle_since >= _IDLE_SECONDS:
+                    self._thread = None
+                    return
+                tick = self._tick_seconds
+                expected = now + tick
+                self._changed.wait(tick)
+                due = self._due(late_seconds=time.monotonic() - expected)
+                ended, self._ended = self._ended, []
+            self._work(due, ended)
+
+    def _due(self, *, late_seconds: float) -> dict[UUID, float]:
+        now = time.monotonic()
+        due: dict[UUID, float] = {}
+        for token, kept in self._calls.items():
+            if late_seconds > kept.lease_seconds / 2:
+                log.warning(
+                    "The renewal of a lease came %.1f s late: this process stood still.",
+                    late_seconds,
+                )
+            if (
+                now < kept.ends_at
+                and now - kept.renewed_at >= kept.lease_seconds * _DUE
+            ):
+                due[token] = kept.lease_seconds
+                kept.has_row = True
+        return due
+
+    def _work(self, due: dict[UUID, float], ended: list[UUID]) -> None:
+        try:
+            if ended:
+                self._forget(ended)
+        except Exception:  # the next purge removes them
+            log.warning("Leases of ended calls could not be removed.", exc_info=True)
+        if due and not self._try(due) and len(due) > 1:
+            for token, seconds in due.items():  # one that is stuck may not stop others
+                self._try({token: seconds})
+
+    def _try(self, due: dict[UUID, float]) -> bool:
+        started = time.monotonic()
+        try:
+            self._renew(due)
+        except (
+            Exception
+        ):  # tried again with the next tick; the fence decides in the end
+            log.warning("%s leases could not be renewed.", len(due), exc_info=True)
+            return False
+        with self._changed:
+            for token in due:
+                if token in self._calls:
+                    self._calls[token].renewed_at = started
+        return True
+
+
+def _reset_all() -> None:
+    for keeper in _KEEPERS:
+        keeper.reset()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_reset_all)
