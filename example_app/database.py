@@ -30,6 +30,8 @@ _READY = "example_app.tables"
 class RowId(IntegerConverter):
     """``<row_id:name>`` in a rule: a number that every database's INTEGER can hold."""
 
+    regex = r"\d{1,10}"  # Python itself refuses numbers of thousands of digits
+
     def __init__(self, url_map: Map) -> None:
         super().__init__(url_map, max=2**31 - 1)
 

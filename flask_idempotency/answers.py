@@ -79,6 +79,8 @@ def duplicate_answer(decision: Decision) -> Answer[Any]:
     facts = _facts(record)
     if decision.outcome in _REFUSALS:
         refusal = _REFUSALS[decision.outcome]
+        if decision.outcome is Verdict.OUTCOME_UNKNOWN:
+            del facts["expires_at"]  # it never does
         if refusal.retryable:
             facts["retry_after_seconds"] = _retry_after(record)
         raise refusal(**facts)

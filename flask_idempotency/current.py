@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .keys import new_key
+from .lifecycle import derived_id
 from .unit_of_work import Call, current_call
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ class CurrentIdempotency:
     Read-only view of the innermost guarded call.
 
     Outside of any call every attribute raises ``RuntimeError``. In a call without a
-    key ``active`` is False and ``derive_key`` is random, so that one view works both
-    with and without a key.
+    key ``active`` is False and ``derive_key`` is another one in each call, so that one
+    view works both with and without a key.
     """
 
     @property
@@ -60,10 +60,13 @@ class CurrentIdempotency:
         Return a key for a downstream system that belongs to the operation.
 
         Every attempt of the operation gets the same one, so that a provider that
-        honours it performs the operation once.
+        honours it performs the operation once. In a call without a key it is random,
+        and stays the same while the call runs.
         """
-        claim = self._claim()
-        return claim.derive_id("key", *names) if claim else new_key()
+        call = self._call()
+        if call.claim is not None:
+            return call.claim.derive_id("key", *names)
+        return derived_id(call.loose_id, "key", *names)
 
     def _claim(self) -> Claim | None:
         return self._call().claim

@@ -27,6 +27,7 @@ _DUE = 1 / 3
 #: How long the thread stays without a call to look after.
 _IDLE_SECONDS = 30.0
 
+_FIRST_CALL = threading.Lock()
 _KEEPERS: WeakSet[LeaseKeeper] = WeakSet()
 
 
@@ -62,11 +63,20 @@ class LeaseKeeper:
 
     def reset(self) -> None:
         """Start without calls, as a forked child does: its parent's are not its own."""
-        self._changed = threading.Condition()
+        # Made at the first call: a server may load the application before it decides
+        # what threads and locks are (gevent).
+        self._condition: threading.Condition | None = None
         self._calls: dict[UUID, _Kept] = {}
         self._ended: list[UUID] = []
         self._thread: threading.Thread | None = None
         self._tick_seconds = _IDLE_SECONDS
+
+    @property
+    def _changed(self) -> threading.Condition:
+        if self._condition is None:
+            with _FIRST_CALL:
+                self._condition = self._condition or threading.Condition()
+        return self._condition
 
     @contextmanager
     def keeping(

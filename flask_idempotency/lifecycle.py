@@ -237,6 +237,11 @@ class Scope:
             raise IdempotencyKeyInvalid("The idempotency key is empty.")
 
 
+def derived_id(namespace: uuid.UUID, *names: str) -> str:
+    """Return the UUID of some names (version 5, RFC 9562 section 5.5)."""
+    return str(uuid.uuid5(namespace, json.dumps(names)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """
@@ -268,7 +273,7 @@ class Claim:
         The same names give the same id in every attempt and every process, and a
         new one when the key is reused after its expiry.
         """
-        return str(uuid.uuid5(self.operation_id, json.dumps(names)))
+        return derived_id(self.operation_id, *names)
 
 
 #: Makes an identifier of a claimed operation; pure, its result may be dropped.

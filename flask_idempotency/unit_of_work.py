@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID, uuid4
 
 from sqlalchemy import event
 from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError
@@ -83,6 +84,7 @@ class Call:
         settled: That commit went through.
         completed: Of an outermost call: the recorded calls that ended inside it.
         committed: A part of it became durable before its end.
+        loose_id: Stands for the operation where there is no claim.
         lost: The record is no longer ours; nothing of this call may be committed.
     """
 
@@ -99,6 +101,7 @@ class Call:
     completed: list[Call] = field(default_factory=list)
     committed: bool = False
     lost: bool = False
+    loose_id: UUID = field(default_factory=uuid4)
 
     @property
     def host(self) -> Call | None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from flask.cli import with_appcontext
 
+from flask_idempotency.exceptions import IdempotencyKeyInvalid
+from flask_idempotency.keys import parse_key
 from flask_idempotency.lifecycle import SCOPE_LENGTHS, Scope, Verdict, check_text
 from flask_idempotency.ops import maintenance
 from flask_idempotency.settings import seconds_of
@@ -80,9 +82,19 @@ def _part(name: str) -> Callable[[click.Context, Any, str], str]:
     def check(_context: click.Context, _option: Any, value: str) -> str:
         if name == "idempotency_key" and not value:
             raise click.UsageError("--idempotency-key is empty.")
+        if name == "idempotency_key" and value.startswith('"'):
+            return _unquoted(value)
         return checked(name, value) or ""
 
     return check
+
+
+def _unquoted(header: str) -> str:
+    """Read a key as it stands in a header or log."""
+    try:
+        return parse_key(header)
+    except IdempotencyKeyInvalid as error:
+        raise click.UsageError(str(error.description)) from error
 
 
 def _age(_context: click.Context, _option: Any, seconds: float | None) -> float | None:

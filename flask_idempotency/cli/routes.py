@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 import click
 from flask.cli import with_appcontext
 
 from flask_idempotency.config import RouteOptions
+from flask_idempotency.fingerprint import Fingerprint
 from flask_idempotency.ops.audit import audit
 from flask_idempotency.state import get_state
 
@@ -91,7 +92,11 @@ def _named(value: Any) -> Any:
     """Return a value as JSON has it, a function by its name."""
     if callable(value):
         return getattr(value, "__qualname__", repr(value))
-    return value if isinstance(value, (bool, int, float, str)) else str(value)
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, Fingerprint):
+        return asdict(value)
+    return value
 
 
 def _print_text(reports: list[RouteReport]) -> None:
@@ -113,12 +118,15 @@ def _said(declared: RouteOptions | str | None) -> str:
     if isinstance(declared, str):
         return f"@not_idempotent({declared!r})"
     shown = [
-        f"{name.removesuffix('_seconds')}="
-        + (str(value) if name == "key" else _literal(value))
-        for name, value in _options(declared).items()
+        f"{f.name.removesuffix('_seconds')}={_literal(getattr(declared, f.name))}"
+        for f in fields(declared)
+        if getattr(declared, f.name) != f.default
     ]
     return f"@idempotent({', '.join(shown)})" if shown else "@idempotent"
 
 
 def _literal(value: Any) -> str:
+    if callable(value) or isinstance(value, frozenset):
+        named = _named(value)
+        return named if isinstance(named, str) else repr(named)
     return f"{value:.15g}" if isinstance(value, float) else repr(value)

@@ -691,3 +691,14 @@ def test_commands_are_found_by_flask() -> None:
     flask = FlaskGroup(create_app=lambda: Flask("bare"))
     context = flask.make_context("flask", ["idempotency", "--help"])
     assert flask.get_command(context, "idempotency") is group
+
+
+@on_sqlite
+def test_key_may_be_pasted_from_a_header(shop: Shop) -> None:
+    """A key in quotes is the same key; what is no key at all is wrong usage."""
+    shop.view(lambda: "made")
+    shop.post()
+    assert report_of(diagnose(shop, "--json", key='"k"'))["diagnosis"] == "replayable"
+    result = diagnose(shop, key='"k')
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "unbalanced quote" in result.stderr
