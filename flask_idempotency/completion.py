@@ -21,7 +21,7 @@ from .exceptions import (
     IdempotencyStoreUnavailable,
     LeaseLost,
 )
-from .keeper import LeaseKeeper
+from .keeper import keeper
 from .lifecycle import Failure, Status, StoredResponse
 from .unit_of_work import Release, can_commit, hold, roll_back, running
 
@@ -120,7 +120,6 @@ class Completion:
         self._store = store
         self._session = session
         self._config = config
-        self._keeper = LeaseKeeper(store.renew, store.forget_leases)
 
     def perform(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R]:
         """
@@ -152,7 +151,8 @@ class Completion:
         """Renew the call's lease while it runs."""
         if call.claim is None or call.joined or not self._store.can_renew:
             return nullcontext()
-        return self._keeper.keeping(
+        return keeper.keeping(
+            self._store,
             call.claim.owner_token,
             lease_seconds=call.lease_seconds,
             max_runtime_seconds=call.max_runtime_seconds,

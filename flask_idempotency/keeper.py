@@ -1,8 +1,9 @@
 """
 Renews the leases of running calls, so that a slow call is not taken for a dead one.
 
-One thread per store and process, started with the first call. Renewals have a table
-of their own: nothing here ever touches a record, or waits for its lock.
+One thread per process, started with the first call and ended when there is nothing to
+do. Renewals have a table of their own: nothing here ever touches a record, or waits for
+its lock.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from uuid import UUID
 
 log = logging.getLogger(__name__)
@@ -28,13 +28,23 @@ _DUE = 1 / 3
 _IDLE_SECONDS = 30.0
 
 _FIRST_CALL = threading.Lock()
-_KEEPERS: WeakSet[LeaseKeeper] = WeakSet()
+
+
+class Store(Protocol):
+    """What the keeper asks of the store of a call."""
+
+    def renew(self, leases: dict[UUID, float]) -> None:
+        """Give owner tokens a new lease, each of its own length in seconds."""
+
+    def forget_leases(self, tokens: list[UUID]) -> None:
+        """Remove the leases of calls that have ended."""
 
 
 @dataclass(kw_only=True)
 class _Kept:
     """A running call; times are those of ``time.monotonic``."""
 
+    store: Store
     lease_seconds: float
     renewed_at: float
     ends_at: float
@@ -43,23 +53,10 @@ class _Kept:
 
 
 class LeaseKeeper:
-    """
-    Looks after the running calls of one store in one process.
+    """Looks after the running calls of one process."""
 
-    Args:
-        renew: Gives owner tokens a new lease, each of its own length in seconds.
-        forget: Removes the leases of calls that have ended.
-    """
-
-    def __init__(
-        self,
-        renew: Callable[[dict[UUID, float]], None],
-        forget: Callable[[list[UUID]], None],
-    ) -> None:
-        self._renew = renew
-        self._forget = forget
+    def __init__(self) -> None:
         self.reset()
-        _KEEPERS.add(self)
 
     def reset(self) -> None:
         """Start without calls, as a forked child does: its parent's are not its own."""
@@ -67,7 +64,7 @@ class LeaseKeeper:
         # what threads and locks are (gevent).
         self._condition: threading.Condition | None = None
         self._calls: dict[UUID, _Kept] = {}
-        self._ended: list[UUID] = []
+        self._ended: list[tuple[Store, UUID]] = []
         self._thread: threading.Thread | None = None
         self._tick_seconds = _IDLE_SECONDS
 
@@ -80,18 +77,25 @@ class LeaseKeeper:
 
     @contextmanager
     def keeping(
-        self, token: UUID, *, lease_seconds: float, max_runtime_seconds: float
+        self,
+        store: Store,
+        token: UUID,
+        *,
+        lease_seconds: float,
+        max_runtime_seconds: float,
     ) -> Iterator[None]:
         """
         Renew the lease of a call while the block runs.
 
         Args:
+            store: Keeps the call's record.
             token: Of the call's owner.
             lease_seconds: How long each renewal lasts.
             max_runtime_seconds: After this time a call that hangs is left to lapse.
         """
         now = time.monotonic()
         kept = _Kept(
+            store=store,
             lease_seconds=lease_seconds,
             renewed_at=now,
             ends_at=now + max_runtime_seconds,
@@ -105,7 +109,7 @@ class LeaseKeeper:
             with self._changed:
                 self._calls.pop(token, None)
                 if kept.has_row:
-                    self._ended.append(token)
+                    self._ended.append((store, token))
 
     def _wake_for(self, tick_seconds: float) -> None:
         """Have the thread run, and look often enough."""
@@ -137,9 +141,9 @@ class LeaseKeeper:
                 ended, self._ended = self._ended, []
             self._work(due, ended)
 
-    def _due(self, *, late_seconds: float) -> dict[UUID, float]:
+    def _due(self, *, late_seconds: float) -> dict[Store, dict[UUID, float]]:
         now = time.monotonic()
-        due: dict[UUID, float] = {}
+        due: dict[Store, dict[UUID, float]] = {}
         for token, kept in self._calls.items():
             if late_seconds > kept.lease_seconds / 2:
                 log.warning(
@@ -150,24 +154,35 @@ class LeaseKeeper:
                 now < kept.ends_at
                 and now - kept.renewed_at >= kept.lease_seconds * _DUE
             ):
-                due[token] = kept.lease_seconds
+                due.setdefault(kept.store, {})[token] = kept.lease_seconds
                 kept.has_row = True
         return due
 
-    def _work(self, due: dict[UUID, float], ended: list[UUID]) -> None:
-        try:
-            if ended:
-                self._forget(ended)
-        except Exception:  # the next purge removes them
-            log.warning("Leases of ended calls could not be removed.", exc_info=True)
-        if due and not self._try(due) and len(due) > 1:
-            for token, seconds in due.items():  # one that is stuck may not stop others
-                self._try({token: seconds})
+    def _work(
+        self,
+        due: dict[Store, dict[UUID, float]],
+        ended: list[tuple[Store, UUID]],
+    ) -> None:
+        for store, leases in due.items():
+            if not self._try(store, leases) and len(leases) > 1:
+                for token, seconds in leases.items():  # one may not stop the others
+                    self._try(store, {token: seconds})
+        over: dict[Store, list[UUID]] = {}
+        for store, token in ended:
+            over.setdefault(store, []).append(token)
+        for store, tokens in over.items():
+            self._clear(store, tokens)
 
-    def _try(self, due: dict[UUID, float]) -> bool:
+    def _clear(self, store: Store, tokens: list[UUID]) -> None:
+        try:
+            store.forget_leases(tokens)
+        except Exception:  # the next purge removes them
+            log.warning("Leases of ended calls stay for now.", exc_info=True)
+
+    def _try(self, store: Store, due: dict[UUID, float]) -> bool:
         started = time.monotonic()
         try:
-            self._renew(due)
+            store.renew(due)
         except (
             Exception
         ):  # tried again with the next tick; the fence decides in the end
@@ -180,10 +195,8 @@ class LeaseKeeper:
         return True
 
 
-def _reset_all() -> None:
-    for keeper in _KEEPERS:
-        keeper.reset()
-
+#: Of this process.
+keeper = LeaseKeeper()
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_reset_all)
+    os.register_at_fork(after_in_child=keeper.reset)

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from flask_idempotency import current_idempotency
-from flask_idempotency.keeper import LeaseKeeper
+from flask_idempotency.keeper import LeaseKeeper, keeper
 from tests.shop import elsewhere
 
 if TYPE_CHECKING:
@@ -143,7 +143,6 @@ def test_forked_child_leaves_the_call_to_its_parent(
         try:
             _ = current_idempotency.active
         except RuntimeError:
-            keeper = shop.idempotency.guard._completion._keeper
             return 0 if not keeper._calls and keeper._thread is None else 2
         return 1
 
@@ -197,14 +196,20 @@ class Renewals:
             raise RuntimeError(message)
         self.asked.append(set(leases))
 
+    def forget_leases(self, tokens: list[uuid.UUID]) -> None:
+        """Note what has ended."""
+
 
 def test_lease_that_is_stuck_does_not_stop_the_others() -> None:
     """When the renewal of all fails, each is tried by itself."""
     renewals, stuck, free = Renewals(), uuid.uuid4(), uuid.uuid4()
     renewals.stuck = stuck
-    keeper = LeaseKeeper(renewals.renew, lambda _tokens: None)
+    own = LeaseKeeper()
     options = {"lease_seconds": 0.3, "max_runtime_seconds": 60.0}
-    with keeper.keeping(stuck, **options), keeper.keeping(free, **options):
+    with (
+        own.keeping(renewals, stuck, **options),
+        own.keeping(renewals, free, **options),
+    ):
         until(lambda: len(renewals.asked) >= 2)
     assert renewals.asked[0] == {free}
 
@@ -215,21 +220,21 @@ def test_thread_ends_when_there_is_nothing_to_do(
     """An idle keeper leaves no thread behind, and starts one again when needed."""
     monkeypatch.setattr("flask_idempotency.keeper._IDLE_SECONDS", 0.05)
     renewals = Renewals()
-    keeper = LeaseKeeper(renewals.renew, lambda _tokens: None)
+    own = LeaseKeeper()
     for _ in range(2):
         token = uuid.uuid4()
-        with keeper.keeping(token, lease_seconds=0.1, max_runtime_seconds=60.0):
+        with own.keeping(renewals, token, lease_seconds=0.1, max_runtime_seconds=60.0):
             until(lambda token=token: {token} in renewals.asked)  # type: ignore[misc]
-        until(lambda: keeper._thread is None)
+        until(lambda: own._thread is None)
 
 
 def test_call_with_a_shorter_lease_is_renewed_in_time() -> None:
     """The thread looks as often as the shortest lease needs."""
     renewals, slow, quick = Renewals(), uuid.uuid4(), uuid.uuid4()
-    keeper = LeaseKeeper(renewals.renew, lambda _tokens: None)
+    own = LeaseKeeper()
     with (
-        keeper.keeping(slow, lease_seconds=600.0, max_runtime_seconds=6000.0),
-        keeper.keeping(quick, lease_seconds=0.2, max_runtime_seconds=60.0),
+        own.keeping(renewals, slow, lease_seconds=600.0, max_runtime_seconds=6000.0),
+        own.keeping(renewals, quick, lease_seconds=0.2, max_runtime_seconds=60.0),
     ):
         until(lambda: {quick} in renewals.asked)
     assert all(slow not in asked for asked in renewals.asked)
