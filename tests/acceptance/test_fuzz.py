@@ -13,7 +13,7 @@ from tests.fuzz.target import Target
 if TYPE_CHECKING:
     from tests.databases import Database
 
-REQUESTS = 2000
+REQUESTS = 1000
 
 
 @pytest.mark.slow
