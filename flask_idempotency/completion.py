@@ -23,7 +23,7 @@ from .exceptions import (
 )
 from .keeper import keeper
 from .lifecycle import Failure, Status, StoredResponse
-from .unit_of_work import Release, can_commit, hold, roll_back, running
+from .unit_of_work import Release, can_commit, hold, roll_back, running, write_ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -274,9 +274,7 @@ class Completion:
                 "freed.",
                 claim.scope.route,
             )
-        if isinstance(ending, Failure):
-            return self._store.mark_failed(claim, ending)
-        return self._store.mark_succeeded(claim, ending)
+        return write_ending(self._store, claim, ending)
 
     def _record_exception(self, call: Call, error: BaseException) -> None:
         """Record an exception that goes on; never replace it by one of ours."""

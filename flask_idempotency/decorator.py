@@ -241,13 +241,15 @@ def _work(
         rescue=rescue,
         releases=lambda response: _says_nothing_was_done(response, options),
         admit=lambda answer: _admit(answer, options),
-        recover=_recovering(options) if options.recover else None,
+        recover=_recovering(options.recover) if options.recover else None,
     )
 
 
-def _recovering(options: RouteOptions) -> Callable[[RecordView], Response | None]:
+def _recovering(
+    find: Callable[[RecordView], ResponseReturnValue | None],
+) -> Callable[[RecordView], Response | None]:
     def recover(record: RecordView) -> Response | None:
-        answer = options.recover(record) if options.recover else None
+        answer = find(record)
         return None if answer is None else current_app.make_response(answer)
 
     return recover

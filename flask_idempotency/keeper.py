@@ -125,7 +125,6 @@ class LeaseKeeper:
 
     def _run(self) -> None:
         idle_since = time.monotonic()
-        expected = idle_since
         while True:
             with self._changed:
                 now = time.monotonic()
@@ -135,9 +134,8 @@ class LeaseKeeper:
                     self._thread = None
                     return
                 tick = self._tick_seconds
-                expected = now + tick
                 self._changed.wait(tick)
-                due = self._due(late_seconds=time.monotonic() - expected)
+                due = self._due(late_seconds=time.monotonic() - now - tick)
                 ended, self._ended = self._ended, []
             self._work(due, ended)
 
@@ -183,9 +181,7 @@ class LeaseKeeper:
         started = time.monotonic()
         try:
             store.renew(due)
-        except (
-            Exception
-        ):  # tried again with the next tick; the fence decides in the end
+        except Exception:  # tried again with the next tick; the fence decides
             log.warning("%s leases could not be renewed.", len(due), exc_info=True)
             return False
         with self._changed:

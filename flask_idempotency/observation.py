@@ -14,8 +14,7 @@ from . import signals
 from .answers import duplicate_answer
 from .completion import failure_of
 from .exceptions import IdempotencyHTTPException
-from .lifecycle import Failure
-from .unit_of_work import Release
+from .unit_of_work import write_ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,14 +91,7 @@ class Observer:
         except Exception as error:
             self._store.mark_failed(claim, failure_of(error))
             raise
-        if isinstance(ended, Release):
-            if self._store.release(claim):
-                return
-            ended = ended.otherwise
-        if isinstance(ended, Failure):
-            self._store.mark_failed(claim, ended)
-        else:
-            self._store.mark_succeeded(claim, ended)
+        write_ending(self._store, claim, ended)
 
 
 def note_refusal(sender: object, route: str, error: IdempotencyHTTPException) -> None:

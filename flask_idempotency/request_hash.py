@@ -122,7 +122,7 @@ def _copy_of_body() -> IO[bytes]:
         small = length <= _IN_MEMORY
     copy = BytesIO() if small else _temporary_file()
     parsed = is_form() and "form" in vars(request)
-    touched = "stream" in vars(request) and not parsed and _position(request.stream)
+    touched = "stream" in vars(request) and not parsed and _was_read(request.stream)
     copyfileobj(request.stream, copy, _CHUNK)
     if not copy.tell():
         copy.write(request.get_data())  # read, and cached, by something before us
@@ -136,7 +136,7 @@ def _copy_of_body() -> IO[bytes]:
     return copy
 
 
-def _position(stream: IO[bytes]) -> bool:
+def _was_read(stream: IO[bytes]) -> bool:
     """Tell whether a stream was read from, or may have been."""
     try:
         return stream.tell() > 0

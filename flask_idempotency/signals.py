@@ -1,7 +1,7 @@
 """
 Signals (Blinker) that count what becomes of keys; the sender is the application.
 
-``claimed(route, attempt)``: a call got its record; not sent in observe mode.
+``claimed(route, attempt)``: a call got its record.
 ``replayed(route, enforced)``: a duplicate got the stored answer.
 ``refused(route, error_code, enforced)``: a request got an error of this library.
 ``resolved(route, status)``: somebody has settled a call of unknown outcome.
@@ -42,9 +42,4 @@ def count_refusal(
     sender: object, route: str, error_code: str, *, enforced: bool
 ) -> None:
     """Count an error of this library."""
-    payload: dict[str, Any] = {
-        "route": route,
-        "error_code": error_code,
-        "enforced": enforced,
-    }
-    send(refused, sender, **payload)
+    send(refused, sender, route=route, error_code=error_code, enforced=enforced)

@@ -14,6 +14,7 @@ import re
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID, uuid4
 
@@ -84,7 +85,6 @@ class Call:
         settled: That commit went through.
         completed: Of an outermost call: the recorded calls that ended inside it.
         committed: A part of it became durable before its end.
-        loose_id: Stands for the operation where there is no claim.
         lost: The record is no longer ours; nothing of this call may be committed.
     """
 
@@ -101,7 +101,11 @@ class Call:
     completed: list[Call] = field(default_factory=list)
     committed: bool = False
     lost: bool = False
-    loose_id: UUID = field(default_factory=uuid4)
+
+    @cached_property
+    def loose_id(self) -> UUID:
+        """Stands for the operation where there is no claim."""
+        return uuid4()
 
     @property
     def host(self) -> Call | None:
@@ -378,15 +382,36 @@ class _Fence:
             call.settled = True
 
     def _write(self, call: Call, connection: Connection) -> bool:
-        claim, ending, store = cast("Claim", call.claim), call.ending, self._store
-        if isinstance(ending, Release):
-            if store.release(claim, connection=connection):
-                return True
-            ending = ending.otherwise
-        if isinstance(ending, Failure):
-            return store.mark_failed(claim, ending, connection=connection)
-        answer = cast("StoredResponse", ending)
-        return store.mark_succeeded(claim, answer, connection=connection)
+        claim, ending = cast("Claim", call.claim), cast("Ending", call.ending)
+        return write_ending(self._store, claim, ending, connection)
+
+
+def write_ending(
+    store: IdempotencyStore,
+    claim: Claim,
+    ending: Ending,
+    connection: Connection | None = None,
+) -> bool:
+    """
+    Write how a call ended.
+
+    Args:
+        store: Keeps its record.
+        claim: Its claim.
+        ending: The outcome.
+        connection: The transaction that carries it; without one it is written on its
+            own.
+
+    Returns:
+        Whether the record still belonged to the claim.
+    """
+    if isinstance(ending, Release):
+        if store.release(claim, connection=connection):
+            return True
+        ending = ending.otherwise
+    if isinstance(ending, Failure):
+        return store.mark_failed(claim, ending, connection=connection)
+    return store.mark_succeeded(claim, ending, connection=connection)
 
 
 def _is_usable(connection: Connection | None) -> TypeGuard[Connection]:

@@ -216,7 +216,7 @@ def cut_off(shop: Shop) -> Iterator[None]:
         # With copies: SQLAlchemy 2.0 would keep what is changed in place.
         args, params = list(cargs), dict(cparams)
         if shop.database.name == "sqlite":
-            args[0] = "/nonexistent/x.db"
+            args[0] = "nonexistent/x.db"
         else:
             params["port"] = 1  # reserved, and open nowhere
         return dialect.connect(*args, **params)

@@ -211,8 +211,8 @@ def diagnose(*, request_hash: str | None, as_json: bool, **scope_parts: str) -> 
       diagnosis, explanation, tenant_id, user_id, route, idempotency_key,
       status, attempts, request_hash, response_code, response_body,
       response_body_encoding ("text" or "base64"), task_id, outbox_event_id,
-      failure, resolved_by, resolved_reason, record_id, operation_id, and in UTC created_at, completed_at,
-      effects_committed_at, locked_until, expires_at.
+      failure, resolved_by, resolved_reason, record_id, operation_id, and in UTC
+      created_at, completed_at, effects_committed_at, locked_until, expires_at.
     """  # noqa: D301 - click keeps the lines of a paragraph after a backspace
     diagnosis = get_state().store.diagnose(Scope(**scope_parts), request_hash)
     report = _diagnosis_report(diagnosis)
