@@ -8,6 +8,7 @@ its lock.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 _DUE = 1 / 3
 #: How long the thread stays without a call to look after.
 _IDLE_SECONDS = 30.0
+#: Longest wait for the thread's last statement when the process ends.
+_STOP_SECONDS = 2.0
 
 _FIRST_CALL = threading.Lock()
 
@@ -123,21 +126,40 @@ class LeaseKeeper:
             self._tick_seconds = tick_seconds
             self._changed.notify()
 
+    def stop(self) -> None:
+        """
+        End the thread, after it has removed the leases of the calls that ended.
+
+        The next call starts another one.
+        """
+        with self._changed:
+            thread, self._thread = self._thread, None
+            self._changed.notify()
+        if thread is not None:
+            thread.join(_STOP_SECONDS)
+
     def _run(self) -> None:
         idle_since = time.monotonic()
-        while True:
+        stopping = False
+        while not stopping:
             with self._changed:
-                now = time.monotonic()
+                started, tick = time.monotonic(), self._tick_seconds
                 if self._calls or self._ended:
-                    idle_since = now
-                elif now - idle_since >= _IDLE_SECONDS:
+                    idle_since = started
+                elif started - idle_since >= _IDLE_SECONDS:
                     self._thread = None
                     return
-                tick = self._tick_seconds
-                self._changed.wait(tick)
-                due = self._due(late_seconds=time.monotonic() - now - tick)
+                if self._is_current:
+                    self._changed.wait(tick)
+                stopping = not self._is_current
+                late_seconds = time.monotonic() - started - tick
+                due = {} if stopping else self._due(late_seconds=late_seconds)
                 ended, self._ended = self._ended, []
             self._work(due, ended)
+
+    @property
+    def _is_current(self) -> bool:
+        return self._thread is threading.current_thread()
 
     def _due(self, *, late_seconds: float) -> dict[Store, dict[UUID, float]]:
         now = time.monotonic()
@@ -193,6 +215,7 @@ class LeaseKeeper:
 
 #: Of this process.
 keeper = LeaseKeeper()
+atexit.register(keeper.stop)
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
     os.register_at_fork(after_in_child=keeper.reset)

@@ -14,6 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.pool import NullPool
 
 from flask_idempotency import Idempotency, Scope, idempotent
+from flask_idempotency.keeper import keeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,7 +75,8 @@ class Shop:
             self.db.create_all()
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, after the last statement on any of them."""
+        keeper.stop()
         with self.app.app_context():
             self.db.session.remove()
             self.db.engine.dispose()

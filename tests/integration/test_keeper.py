@@ -172,6 +172,20 @@ def _in_context(shop: Shop, function: Callable[[], int]) -> int:
         return function()
 
 
+def test_stopped_keeper_leaves_no_lease_behind(shop: Shop) -> None:
+    """What a process does at its end: the leases of ended calls go, then the thread."""
+
+    def view() -> Any:
+        until(lambda: is_renewed(shop))
+        return shop.create()
+
+    shop.view(view, lease=1)
+    assert shop.post().status_code == 201
+    keeper.stop()
+    assert leases(shop) == 0
+    assert keeper._thread is None
+
+
 def test_leases_of_dead_processes_are_purged(shop: Shop) -> None:
     """What a killed process leaves is removed with the next purge."""
     with shop.app.app_context():
