@@ -2,7 +2,7 @@
 A guarded call: claim, run, commit effect and answer together; answer duplicates.
 
 Knows nothing of HTTP requests. Statements belong in ``store``, the fence in
-``unit_of_work``; how a call gets its record is in ``claiming``, how it ends in
+``fence``; how a call gets its record is in ``claiming``, how it ends in
 ``completion``.
 """
 

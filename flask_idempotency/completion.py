@@ -21,9 +21,10 @@ from .exceptions import (
     IdempotencyStoreUnavailable,
     LeaseLost,
 )
+from .fence import hold
 from .keeper import keeper
 from .lifecycle import Failure, Status, StoredResponse
-from .unit_of_work import Release, can_commit, hold, roll_back, running, write_ending
+from .unit_of_work import Release, can_commit, roll_back, running, write_ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable

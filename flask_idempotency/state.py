@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from flask import current_app
 
 from .exceptions import IdempotencyConfigError
+from .fence import attach_fence
 from .guard import IdempotencyMutationGuard
 from .store import IdempotencyStore
 from .store.connections import (
@@ -18,7 +19,7 @@ from .store.connections import (
     shares_one_connection,
 )
 from .store.dialects import dialect_for
-from .unit_of_work import attach_fence, current_call
+from .unit_of_work import current_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
