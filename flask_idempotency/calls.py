@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from . import signals
 from .answers import duplicate_answer, first_answer
+from .atomic import AtomicTransaction
 from .claiming import Claiming
 from .completion import CallOptions, Completion, Work, failure_of
 from .exceptions import (
@@ -23,6 +24,7 @@ from .exceptions import (
     IdempotencyOutcomeUnknown,
     IdempotencyStoreUnavailable,
     LeaseLost,
+    NestedCallError,
 )
 from .lifecycle import Decision, Verdict, decide
 from .observation import Observer
@@ -32,6 +34,7 @@ from .unit_of_work import Call, current_call
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from sqlalchemy import Engine
     from sqlalchemy.orm import Session
 
     from .answers import Answer
@@ -43,6 +46,11 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
+_OTHER_SESSION = (
+    "A guarded call inside an atomic one works in a session of its own (in an app "
+    "context of its own?), whose commit would be a second one. Call it in the app "
+    "context of the call around it, or let that one not be atomic."
+)
 #: Leases for which a call is renewed, if its route says nothing else.
 _LEASES = 10
 
@@ -91,6 +99,7 @@ class GuardedCalls:
             options: How it is claimed.
         """
         call = self._new_call(options)
+        self._claiming.end_snapshot(call)
         if scope is None:
             return self._perform(call, None, request_hash, work)
         if (options.mode or self._config.mode) == "observe":
@@ -120,7 +129,7 @@ class GuardedCalls:
 
     def _new_call(self, options: CallOptions) -> Call:
         lease = options.lease_seconds or self._config.lease_seconds
-        return Call(
+        call = Call(
             claim=None,
             lease_seconds=lease,
             max_runtime_seconds=options.max_runtime_seconds or _LEASES * lease,
@@ -128,6 +137,17 @@ class GuardedCalls:
             session=self._session(),
             parent=current_call.get(),
         )
+        if call.host is not None:
+            return call
+        if call.atomic is not None:
+            raise NestedCallError(_OTHER_SESSION)
+        atomic = self._config.atomic if options.atomic is None else options.atomic
+        if atomic:
+            engine = call.session.get_bind(clause=self._store.bind_arguments["clause"])
+            call.transaction = AtomicTransaction(
+                cast("Engine", engine), self._store.dialect
+            )
+        return call
 
     def _perform(
         self, call: Call, scope: Scope | None, request_hash: str, work: Work[R]

@@ -162,20 +162,35 @@ class Claiming:
             inside another call whose snapshot would hide it. None is the rule.
         """
         session = call.session
-        if not session.in_transaction():
+        # An atomic call's transaction goes on between two of the session.
+        begun = call.host is not None and call.atomic and call.atomic.has_begun
+        if not (session.in_transaction() or begun):
             return None
         connection = connection_of(call)
         if not self._store.dialect.hides_claims(connection):
             return None
         if call.host is not None:
             return connection
-        self.refuse_early_writes(call)
-        session.commit()
+        self._end_snapshot(call)
         return None
+
+    def end_snapshot(self, call: Call) -> None:
+        """
+        End the session's transaction before an atomic call, which has one of its own.
+
+        Raises:
+            IdempotencyConfigError: If it has changes that are not to be committed.
+        """
+        if call.transaction is not None and call.session.in_transaction():
+            self._end_snapshot(call)
+
+    def _end_snapshot(self, call: Call) -> None:
+        self.refuse_early_writes(call)
+        call.session.commit()
 
     def refuse_early_writes(self, call: Call) -> None:
         """
-        Refuse a claim beside a transaction that has changes and would not see it.
+        Refuse changes from before the call where their transaction has to end first.
 
         Raises:
             IdempotencyConfigError: If that is so, and is not to be committed.
@@ -184,7 +199,10 @@ class Claiming:
         if (
             self._config.before_view_writes == "refuse"
             and session.in_transaction()
-            and self._store.dialect.hides_claims(connection_of(call))
+            and (
+                call.transaction is not None
+                or self._store.dialect.hides_claims(connection_of(call))
+            )
             and (
                 _has_changes(session) or has_written(connection_of(call), unknown=False)
             )
@@ -194,8 +212,9 @@ class Claiming:
 
 _EARLY_WRITES = (
     "The session has uncommitted changes from before this call (a before_request "
-    "function?), and the transaction's snapshot would hide the claim from it. Commit "
-    "them there, or set IDEMPOTENCY_BEFORE_VIEW_WRITES = 'commit'."
+    "function?). They cannot be a part of it: it is atomic, or the snapshot of their "
+    "transaction would hide the claim. Commit them there, or set "
+    "IDEMPOTENCY_BEFORE_VIEW_WRITES = 'commit'."
 )
 
 

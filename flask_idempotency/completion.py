@@ -8,7 +8,7 @@ every other end is written on its own, after the rollback.
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -21,13 +21,21 @@ from .exceptions import (
     IdempotencyStoreUnavailable,
     LeaseLost,
 )
-from .fence import hold
+from .fence import hold, keeps_work
 from .keeper import keeper
 from .lifecycle import Failure, Status, StoredResponse
-from .unit_of_work import Release, can_commit, roll_back, running, write_ending
+from .unit_of_work import (
+    Release,
+    can_commit,
+    connection_of,
+    roll_back,
+    running,
+    undo,
+    write_ending,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from sqlalchemy.orm import Session, SessionTransaction
@@ -67,6 +75,8 @@ class CallOptions:
     retry_failed: bool = False
     #: Run unrecorded while the store cannot be reached.
     fail_open: bool = False
+    #: ``None`` is the application's setting; an inner call is part of the outer one.
+    atomic: bool | None = None
     task_id_builder: IdBuilder | None = None
     outbox_event_id_builder: IdBuilder | None = None
 
@@ -130,7 +140,7 @@ class Completion:
             LeaseLost: If the record belongs to another owner by now.
         """
         try:
-            with running(call), self._kept(call):
+            with running(call), self._kept(call), _ended(call):
                 if call.host is None:
                     stored, result = self._conduct(call, work)
                 else:
@@ -141,6 +151,7 @@ class Completion:
                 raise LeaseLost from error  # a late owner's exception is no answer
             raise
         if call.host is None:
+            self._note_escaped(call)
             self._record_undone(call)
             if not call.settled:
                 self._record_answer(call, lambda: work.ending(stored, result))
@@ -160,18 +171,15 @@ class Completion:
         )
 
     def _conduct(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R]:
-        """Run the outermost call's work and commit it if the answer is below 400."""
+        """Run the outermost call's work and commit what of it is to stay."""
         stored, result, raised = _attempt(call, work)
         failpoints.reach("after_view")
         call.session = self._session()  # another one, if the view removed the first
-        failed = raised or stored.code >= _CLIENT_ERROR
-        if call.lost or failed or not self._is_committable(call):
-            roll_back(call.session)
-            return stored, result
-        if not call.session.in_transaction():
+        if call.lost or raised or not self._stays(call, stored):
+            undo(call)
             return stored, result
         try:
-            self._commit(call, stored)
+            self._commit(call, _unreleased(work.ending(stored, result), call.claim))
         except Exception as error:
             if call.lost:
                 raise
@@ -179,7 +187,7 @@ class Completion:
                 # An inner call's record was taken over; nothing of it all is durable.
                 raise IdempotencyLeaseLost(retry_after_seconds=1) from error
             call.ending = None
-            roll_back(call.session)
+            undo(call)
             if self._has_committed(call, error):
                 return stored, result
             # As an exception of the view: the application may have an answer to it.
@@ -187,19 +195,45 @@ class Completion:
             return work.encode(result), result
         return stored, result
 
-    def _is_committable(self, call: Call) -> bool:
-        """Tell whether what the handler left in the session is to be committed."""
-        return self._config.commit == "unit" and can_commit(call)
+    def _stays(self, call: Call, stored: StoredResponse) -> bool:
+        """
+        Tell whether there is something for the guard to commit.
 
-    def _commit(self, call: Call, stored: StoredResponse) -> None:
+        Of an atomic call also below 500, what the handler itself has committed;
+        what it left open is dropped here.
+        """
+        in_session = stored.code < _CLIENT_ERROR and (
+            self._config.commit == "unit" and can_commit(call)
+        )
+        if call.transaction is None:
+            return in_session and call.session.in_transaction()
+        if stored.code >= _SERVER_ERROR:
+            return False
+        if not in_session:
+            roll_back(call.session)
+        if not call.transaction.has_begun:
+            return False
+        return in_session or keeps_work(connection_of(call))
+
+    def _commit(self, call: Call, ending: Ending) -> None:
+        if call.transaction is not None:
+            call.session.commit()
+            call.transaction.release(call.session)
         if call.claim is not None:
-            call.ending = stored
+            call.ending = ending
             hold(call)
         failpoints.reach("before_commit")
-        call.session.commit()
+        (call.transaction or call.session).commit()
         failpoints.reach("after_commit")
         if call.claim is not None and not call.settled:
             raise IdempotencyConfigError(_NOT_COMMITTED)
+
+    def _note_escaped(self, call: Call) -> None:
+        """Note effects that may be durable though the guard has committed nothing."""
+        if call.transaction is not None and call.transaction.escaped:
+            call.committed = True
+            if call.claim is not None:
+                call.lost = not self._store.mark_effects(call.claim)
 
     def _has_committed(self, call: Call, error: Exception) -> bool:
         """
@@ -266,16 +300,9 @@ class Completion:
 
     def _record_alone(self, claim: Claim, ending: Ending) -> bool:
         """Store, durably, what no commit of the session carried; tell if it was ours."""
-        if isinstance(ending, Release):
-            if self._store.release(claim):
-                return True
-            ending = ending.otherwise
-            log.warning(
-                "'%s' answered that nothing was done after a commit, so its key is not "
-                "freed.",
-                claim.scope.route,
-            )
-        return write_ending(self._store, claim, ending)
+        if isinstance(ending, Release) and self._store.release(claim):
+            return True
+        return write_ending(self._store, claim, _unreleased(ending, claim))
 
     def _record_exception(self, call: Call, error: BaseException) -> None:
         """Record an exception that goes on; never replace it by one of ours."""
@@ -290,6 +317,7 @@ class Completion:
         try:
             if call.claim is None or call.lost:
                 return
+            self._note_escaped(call)
             failpoints.reach("before_outcome")
             if call.recovering:
                 call.lost = not self._store.hand_back(call.claim)
@@ -321,6 +349,27 @@ def _attempt(call: Call, work: Work[R]) -> tuple[StoredResponse, R, bool]:
             raise  # "come back later" is no answer to keep for duplicates
         result = work.rescue(error)
         return work.encode(result), result, True
+
+
+def _unreleased(ending: Ending, claim: Claim | None) -> StoredResponse | Failure:
+    """Return what is recorded of a call of which a part stays."""
+    if not isinstance(ending, Release):
+        return ending
+    log.warning(
+        "'%s' answered that nothing was done after a commit, so its key is not freed.",
+        claim.scope.route if claim else "",
+    )
+    return ending.otherwise
+
+
+@contextmanager
+def _ended(call: Call) -> Iterator[None]:
+    """End the transaction of an atomic call, however the call ends."""
+    try:
+        yield
+    finally:
+        if call.transaction is not None:
+            call.transaction.end()
 
 
 def _hand_over(call: Call, ending: Ending) -> None:

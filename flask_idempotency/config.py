@@ -47,6 +47,7 @@ class Config:
     key_pattern: re.Pattern[str] | None = _setting(None, settings.pattern)
     wait_seconds: float = _setting(0.0, settings.seconds_from_zero, "WAIT")
     mode: str = _setting("enforce", settings.choice(*MODES))
+    atomic: bool = _setting(default=False, parse=settings.flag)
     release_on: frozenset[int] = _setting(
         frozenset({401, 403, 408, 425, 429}), settings.error_statuses
     )
@@ -119,6 +120,8 @@ class RouteOptions:
             ``None`` where it cannot tell either.
         fail_open: Run unprotected while the store cannot be reached.
         mode: ``"observe"``: record and compare, answer as if undecorated.
+        atomic: The view's own commits become savepoints; one commit makes durable what
+            it did, with the record and the answer, and any failure undoes it all.
     """
 
     required: bool | None = _setting(None, settings.flag)
@@ -153,6 +156,7 @@ class RouteOptions:
     recover: Callable[[Any], Any] | None = _setting(None, settings.plain_function)
     fail_open: bool = _setting(default=False, parse=settings.flag)
     mode: str | None = _setting(None, settings.choice(*MODES))
+    atomic: bool | None = _setting(None, settings.flag)
 
     #: Options that fall back to the application's setting of the same name.
     DEFAULTED: ClassVar[tuple[str, ...]] = (
@@ -163,6 +167,7 @@ class RouteOptions:
         "wait_seconds",
         "release_on",
         "mode",
+        "atomic",
     )
     #: Options that only say who calls and where the key is.
     WITHOUT_CLAIM: ClassVar[frozenset[str]] = frozenset(

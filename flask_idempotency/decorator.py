@@ -78,6 +78,7 @@ def idempotent(
     recover: Callable[[RecordView], ResponseReturnValue | None] | None = None,
     fail_open: bool = False,
     mode: Literal["enforce", "observe"] | None = None,
+    atomic: bool | None = None,
 ) -> Callable[[Callable[P, Any]], Callable[P, Response]]: ...
 
 
@@ -203,6 +204,7 @@ def _respond(
                 mode=options.mode,
                 retry_failed=options.retry_failed,
                 fail_open=options.fail_open,
+                atomic=options.atomic,
             ),
         )
     except Exception as error:

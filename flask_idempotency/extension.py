@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flask import request
 
+from .atomic import join_atomic_calls
 from .config import UNSAID, Config
 from .exceptions import IdempotencyConfigError, IdempotencyError
 from .models import (
@@ -20,12 +21,14 @@ from .request import OPTIONS, note_ignored_key, read_key, refusing, scope_of_req
 from .responses import key_field
 from .settings import checked_route
 from .state import EXTENSION_KEY, IdempotencyState, Loaders, get_state
+from .unit_of_work import current_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from flask import Flask
     from flask_sqlalchemy import SQLAlchemy
+    from sqlalchemy.orm import scoped_session, sessionmaker
 
     from .guard import IdempotencyMutationGuard
     from .lifecycle import Scope
@@ -157,6 +160,23 @@ class Idempotency:
             if key is not None:
                 return scope_of_request(state, route, key, options)
         return None
+
+    def register_session(
+        self, sessions: scoped_session[Any] | sessionmaker[Any]
+    ) -> None:
+        """
+        Let sessions beside ``db.session`` take part in atomic calls.
+
+        Their commits then are savepoints, too. Without it a commit of theirs inside an
+        atomic call is refused. The fence covers them in any case.
+
+        Args:
+            sessions: The ``sessionmaker``, or the ``scoped_session`` on one.
+
+        Raises:
+            IdempotencyConfigError: If it makes its sessions by a plain function.
+        """
+        join_atomic_calls(sessions, current_transaction)
 
     @property
     def Record(self) -> type[IdempotencyRecordMixin]:  # noqa: N802 - a class

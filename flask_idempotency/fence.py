@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from sqlalchemy import event
 from sqlalchemy.exc import InvalidRequestError
 
-from .exceptions import LeaseLost
+from .exceptions import IdempotencyConfigError, LeaseLost
 from .unit_of_work import connection_of, current_call, write_ending
 
 if TYPE_CHECKING:
@@ -38,6 +38,15 @@ _LOST = (
     "The record of this call was taken over or removed while it ran, so its "
     "transaction was rolled back. The lease was too short, or the process stood still."
 )
+_ONE_COMMIT = (
+    "An atomic call is committed once, by its guard, and this commit is another one: it "
+    "was rolled back. Use db.session, or a session that register_session() knows; or do "
+    "it outside of the call."
+)
+_COMMITTING_STATEMENT = (
+    "This statement would commit the transaction of an atomic call, or begin another: "
+    "'{statement}'. Run it outside of the call, as a migration."
+)
 _ABORTED = (
     "The server has aborted this transaction, so its commit would be a rollback. "
     "An error was swallowed after the flush, in a listener of the session?"
@@ -50,13 +59,16 @@ class _Ledger:
     What one open transaction holds for guarded calls.
 
     Attributes:
-        wrote: It may have changed data.
+        wrote_at: How many savepoints were open when it may have changed data, the
+            fewest of what is not undone; ``None`` if it has not.
+        released: Something was done in a savepoint that is released by now.
         savepoints: Names of those that are open.
         held: Calls whose effect and ending it carries, each with the number of
             savepoints that were open then: a rollback to one of these undoes it.
     """
 
-    wrote: bool = False
+    wrote_at: int | None = None
+    released: bool = False
     savepoints: list[str] = field(default_factory=list)
     held: list[tuple[int, Call]] = field(default_factory=list)
 
@@ -74,7 +86,15 @@ class _Ledger:
                 self.undo_after(depth)
             else:
                 del self.savepoints[depth:]
+                self.released = True
+                if self.wrote_at is not None:
+                    self.wrote_at = min(depth, self.wrote_at)
                 self.held = [(min(depth, at), call) for at, call in self.held]
+
+    def note_write(self) -> None:
+        """Note that data may have been changed now."""
+        depth = len(self.savepoints)
+        self.wrote_at = depth if self.wrote_at is None else min(depth, self.wrote_at)
 
     def undo(self) -> None:
         """Drop what the whole transaction did."""
@@ -83,6 +103,8 @@ class _Ledger:
     def undo_after(self, depth: int) -> None:
         """Drop what was done since the savepoint at `depth` was set."""
         del self.savepoints[max(depth, 0) :]
+        if self.wrote_at is not None and self.wrote_at > depth:
+            self.wrote_at = None
         for at, call in self.held:
             if at > depth:
                 call.settled = False
@@ -100,12 +122,18 @@ def has_written(connection: Connection, *, unknown: bool = True) -> bool:
         unknown: The answer for a transaction that is older than the fence.
     """
     ledger: _Ledger | None = connection.info.get(_LEDGER)
-    return unknown if ledger is None else ledger.wrote
+    return unknown if ledger is None else ledger.wrote_at is not None
+
+
+def keeps_work(connection: Connection) -> bool:
+    """Tell whether the open transaction still has what was done in a savepoint."""
+    ledger: _Ledger | None = connection.info.get(_LEDGER)
+    return ledger is not None and ledger.released
 
 
 def hold(call: Call) -> None:
     """Tie a call to the session's transaction: they are committed or undone together."""
-    ledger = connection_of(call).info.setdefault(_LEDGER, _Ledger(wrote=True))
+    ledger = connection_of(call).info.setdefault(_LEDGER, _Ledger(wrote_at=0))
     if all(call is not held for _, held in ledger.held):
         ledger.held.append((len(ledger.savepoints), call))
 
@@ -156,14 +184,19 @@ class _Fence:
         ledger = connection.info.get(_LEDGER)
         if ledger is None:
             return
-        dialect = self._store.dialect
-        ledger.wrote = ledger.wrote or dialect.may_write(statement)
-        if current_call.get() is None:
-            return
-        ledger.follow(statement)
-        if dialect.commits(statement):
+        dialect, call = self._store.dialect, current_call.get()
+        if call is not None:
+            ledger.follow(statement)
+        if dialect.may_write(statement):
+            ledger.note_write()
+        if call is not None and dialect.commits(statement):
+            if call.atomic is not None:
+                text = statement.strip().split("\n")[0]
+                raise IdempotencyConfigError(
+                    _COMMITTING_STATEMENT.format(statement=text)
+                )
             self.commit(connection)
-            connection.info[_LEDGER] = _Ledger(wrote=True)
+            connection.info[_LEDGER] = _Ledger(wrote_at=0)
 
     def savepoint(self, connection: Connection, _name: str | None) -> None:
         if current_call.get() is not None:
@@ -183,8 +216,13 @@ class _Fence:
         if ledger is None or error is None:
             return
         committing = any(call.settled for _, call in ledger.held)
-        if committing or self._store.dialect.ends_transaction(error):
+        undone = self._store.dialect.ends_transaction(error)
+        if committing or undone:
             ledger.undo()
+        call = current_call.get()
+        atomic = call.atomic if call else None
+        if undone and atomic is not None and atomic.connection is connection:
+            atomic.undone = True
 
     def prepare_twophase(self, connection: Connection, _xid: Any) -> None:
         self.commit(connection)
@@ -194,6 +232,7 @@ class _Fence:
         ledger = connection.info.get(_LEDGER)
         if current is None or ledger is None:
             return
+        self._refuse_second_commit(current, connection, ledger)
         if self._store.dialect.is_aborted(connection):
             ledger.undo()
             if current.ending is not None:  # the guard's own commit
@@ -210,6 +249,20 @@ class _Fence:
             connection.engine.dialect.do_rollback(connection.connection)
             ledger.undo()
             raise
+
+    def _refuse_second_commit(
+        self, current: Call, connection: Connection, ledger: _Ledger
+    ) -> None:
+        """Refuse what would be durable beside the one commit of an atomic call."""
+        atomic = current.atomic
+        own = atomic is not None and atomic.connection is connection
+        if atomic is None or (own and atomic.committing):
+            return
+        if own or self._writes(connection, exactly=True):
+            connection.engine.dialect.do_rollback(connection.connection)
+            ledger.undo()
+            atomic.undone = atomic.undone or own
+            raise IdempotencyConfigError(_ONE_COMMIT)
 
     def _recorded(self, calls: Iterable[Call]) -> list[Call]:
         return [c for c in calls if c.claim is not None and c.store is self._store]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from flask import current_app
 
+from .atomic import join_atomic_calls
 from .exceptions import IdempotencyConfigError
 from .fence import attach_fence
 from .guard import IdempotencyMutationGuard
@@ -19,7 +20,7 @@ from .store.connections import (
     shares_one_connection,
 )
 from .store.dialects import dialect_for
-from .unit_of_work import current_call
+from .unit_of_work import current_call, current_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,6 +108,7 @@ class IdempotencyState:
                     self.config,
                 )
                 attach_fence(engine, self._store)
+                join_atomic_calls(self.db.session, current_transaction)
                 self._guard = IdempotencyMutationGuard(
                     self._store,
                     self.session,

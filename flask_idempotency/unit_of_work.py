@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from uuid import UUID, uuid4
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session
 
+    from .atomic import AtomicTransaction
     from .lifecycle import Claim
     from .store import IdempotencyStore
 
@@ -52,6 +53,7 @@ class Call:
         claim: ``None`` for a call that is not recorded.
         session: The session whose commit completes the call.
         parent: The call around it.
+        transaction: The one of an atomic call, in which commits are savepoints.
         lease_seconds: How long its claim lasts, and each renewal of it.
         max_runtime_seconds: After this time it is not renewed any more.
         recovering: It finds out how an earlier call ended, and runs no handler.
@@ -67,6 +69,7 @@ class Call:
     store: IdempotencyStore
     session: Session
     parent: Call | None = None
+    transaction: AtomicTransaction | None = None
     lease_seconds: float = 0.0
     max_runtime_seconds: float = 0.0
     recovering: bool = False
@@ -88,6 +91,11 @@ class Call:
         around = self.parent.chain() if self.parent else iter(())
         hosts = [call for call in around if call.session is self.session]
         return hosts[-1] if hosts else None
+
+    @property
+    def atomic(self) -> AtomicTransaction | None:
+        """The transaction that this call is a part of, its own or that of one around."""
+        return next((c.transaction for c in self.chain() if c.transaction), None)
 
     def abandon(self) -> None:
         """Write nothing more for this call: what became of its commit is not known."""
@@ -130,6 +138,8 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
 
 def connection_of(call: Call) -> Connection:
     """Return the session's connection to the engine of the records."""
+    if call.transaction is not None and call.transaction.has_begun:
+        return cast("Connection", call.transaction.connection)
     return call.session.connection(bind_arguments=call.store.bind_arguments)
 
 
@@ -151,6 +161,19 @@ def can_commit(call: Call) -> bool:
         return not (gone or call.store.dialect.is_aborted(connection))
     except SQLAlchemyError:
         return False
+
+
+def current_transaction() -> AtomicTransaction | None:
+    """Return the transaction of the running call, if it is atomic."""
+    call = current_call.get()
+    return call.atomic if call else None
+
+
+def undo(call: Call) -> None:
+    """Roll back what is not durable of an outermost call."""
+    if call.transaction is not None:
+        call.transaction.roll_back()
+    roll_back(call.session)
 
 
 def roll_back(session: Session) -> None:

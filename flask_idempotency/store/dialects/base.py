@@ -132,5 +132,13 @@ class Dialect:
         """
         return False
 
+    def lock_for_writing(self, connection: Connection) -> None:
+        """
+        Make a transaction that has just begun one that can write, where that matters.
+
+        Raises:
+            IdempotencyStoreUnavailable: If another one does not let it in time.
+        """
+
     def begin_before_savepoint(self, connection: Connection) -> None:
         """Make a savepoint part of a transaction where the driver would not."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func
 from sqlalchemy.dialects.sqlite import insert
+
+from flask_idempotency.exceptions import IdempotencyStoreUnavailable
 
 from .base import Dialect
 
@@ -60,6 +63,20 @@ class SQLite(Dialect):
 
     def hides_claims(self, connection: Connection) -> bool:
         return self._in_transaction(connection)
+
+    def lock_for_writing(self, connection: Connection) -> None:
+        # A transaction that reads first can be refused at its first change, at once.
+        # By the driver: in its legacy mode it has begun nothing yet, but a listener or
+        # the newer mode may have.
+        raw: Any = connection.connection.dbapi_connection
+        try:
+            if raw.in_transaction:
+                raw.execute("ROLLBACK")
+            raw.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            raise IdempotencyStoreUnavailable(
+                f"SQLite has one writer at a time, and was not free: {error}"
+            ) from error
 
     def begin_before_savepoint(self, connection: Connection) -> None:
         # In the driver's legacy mode a savepoint opens no transaction, and releasing
