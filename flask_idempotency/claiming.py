@@ -16,7 +16,7 @@ from .exceptions import (
     IdempotencyStoreUnavailable,
     NestedCallError,
 )
-from .fence import has_written, hold
+from .ledger import has_written, hold
 from .lifecycle import Decision, Verdict, decide, is_takeable
 from .unit_of_work import connection_of
 from .waiting import Waiters

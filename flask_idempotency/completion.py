@@ -21,8 +21,8 @@ from .exceptions import (
     IdempotencyStoreUnavailable,
     LeaseLost,
 )
-from .fence import hold, keeps_work
 from .keeper import keeper
+from .ledger import hold, keeps_work
 from .lifecycle import Failure, Status, StoredResponse
 from .unit_of_work import (
     Release,
@@ -152,7 +152,7 @@ class Completion:
             raise
         if call.host is None:
             self._note_escaped(call)
-            self._record_undone(call)
+            self._record_inner(call)
             if not call.settled:
                 self._record_answer(call, lambda: work.ending(stored, result))
         if call.lost:
@@ -225,7 +225,7 @@ class Completion:
         failpoints.reach("before_commit")
         (call.transaction or call.session).commit()
         failpoints.reach("after_commit")
-        if call.claim is not None and not call.settled:
+        if call.claim is not None and not (call.settled or call.elsewhere):
             raise IdempotencyConfigError(_NOT_COMMITTED)
 
     def _note_escaped(self, call: Call) -> None:
@@ -272,17 +272,17 @@ class Completion:
         _hand_over(call, work.ending(stored, result))
         return stored, result
 
-    def _record_undone(self, call: Call) -> None:
-        """Settle inner calls whose effect was rolled back while the outer one ran."""
+    def _record_inner(self, call: Call) -> None:
+        """Settle inner calls that no commit of the outer one has carried."""
         for inner in call.completed:
             if inner.settled or inner.claim is None:
                 continue
-            failure = inner.ending
-            if not isinstance(failure, Failure):
-                failure = Failure(reason="rolled back with the call around it")
+            ending = inner.ending
+            if not (inner.kept or isinstance(ending, Failure)):
+                ending = Release(Failure(reason="rolled back with the call around it"))
             try:
-                if failure is inner.ending or not self._store.release(inner.claim):
-                    self._store.mark_failed(inner.claim, failure)
+                if ending is not None:
+                    write_ending(self._store, inner.claim, ending)
             except IdempotencyError:
                 log.exception("An inner call that was undone could not be recorded.")
 
@@ -313,7 +313,7 @@ class Completion:
             return
         call.session = self._session()
         roll_back(call.session)
-        self._record_undone(call)
+        self._record_inner(call)
         try:
             if call.claim is None or call.lost:
                 return

@@ -52,6 +52,7 @@ class Config:
         frozenset({401, 403, 408, 425, 429}), settings.error_statuses
     )
     max_response_size: int = _setting(1024 * 1024, settings.integer(0))
+    separate_bind: bool = _setting(default=False, parse=settings.flag)
     commit: str = _setting("unit", settings.choice("unit", "view"))
     before_view_writes: str = _setting("refuse", settings.choice("refuse", "commit"))
     max_attempts: int = _setting(10, settings.integer(1))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 PLACES = (
     "before_claim",
     "after_claim",
+    "after_intent",  # noted, not yet committed in another database
     "after_view",
     "before_commit",
     "after_commit",

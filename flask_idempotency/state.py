@@ -12,6 +12,7 @@ from .atomic import join_atomic_calls
 from .exceptions import IdempotencyConfigError
 from .fence import attach_fence
 from .guard import IdempotencyMutationGuard
+from .intents import Elsewhere, Intents
 from .store import IdempotencyStore
 from .store.connections import (
     Connections,
@@ -19,7 +20,7 @@ from .store.connections import (
     SharedConnection,
     shares_one_connection,
 )
-from .store.dialects import dialect_for
+from .store.dialects import dialect_for, dialect_of
 from .unit_of_work import current_call, current_transaction
 
 if TYPE_CHECKING:
@@ -87,8 +88,19 @@ class IdempotencyState:
         known = self._routes.get(id(declared))
         if known is None:
             # With the declaration itself, so that its id is not used again.
-            known = self._routes[id(declared)] = declared, declared.under(self.config)
+            options = declared.under(self.config)
+            if options.atomic and self._bind_key is not None:
+                raise IdempotencyConfigError(
+                    "atomic=True needs one transaction for record and rows, and the "
+                    f"record is on the bind '{self._bind_key}'."
+                )
+            known = self._routes[id(declared)] = declared, options
         return known[1]
+
+    @property
+    def _bind_key(self) -> str | None:
+        key: str | None = self.record_class.__table__.metadata.info.get("bind_key")
+        return key
 
     def session(self) -> Session:
         """Return the session of the current context."""
@@ -107,7 +119,8 @@ class IdempotencyState:
                     self._connections(engine, dialect),
                     self.config,
                 )
-                attach_fence(engine, self._store)
+                intents = attach_fence(engine, self._store)
+                self._watch_others(engine, intents)
                 join_atomic_calls(self.db.session, current_transaction)
                 self._guard = IdempotencyMutationGuard(
                     self._store,
@@ -118,17 +131,37 @@ class IdempotencyState:
                     sender=self.app,
                 )
 
+    def _watch_others(self, engine: Engine, intents: Intents) -> None:
+        """Have it noted before something is committed on another engine."""
+        intents.follow(self.db.session, engine)
+        for key, other in self.db.engines.items():
+            if other.pool is not engine.pool:
+                level = self._isolation_level(key, other)
+                elsewhere = Elsewhere(
+                    intents, dialect_of(other), autocommit=level == "AUTOCOMMIT"
+                )
+                elsewhere.attach(other)
+
+    def _isolation_level(self, key: str | None, engine: Engine) -> object:
+        """Return the isolation level that the configuration names for an engine."""
+        bind = self.app.config.get("SQLALCHEMY_BINDS", {}).get(key)
+        options = {
+            **self.app.config.get("SQLALCHEMY_ENGINE_OPTIONS", {}),
+            **(bind if isinstance(bind, dict) else {}),
+            **engine.get_execution_options(),
+        }
+        return options.get("isolation_level")
+
     def _engine(self) -> Engine:
-        bind_key = self.record_class.__table__.metadata.info.get("bind_key")
-        if bind_key is not None:
+        bind_key = self._bind_key
+        if bind_key is not None and not self.config.separate_bind:
             raise IdempotencyConfigError(
                 f"The record is on the bind '{bind_key}', where no transaction can "
-                "hold it together with the business rows. Keep it on the default bind."
+                "hold it together with the business rows. Keep it on the default bind, "
+                "or accept unknown outcomes after a crash: IDEMPOTENCY_SEPARATE_BIND."
             )
-        engine = self.db.engine
-        options = self.app.config.get("SQLALCHEMY_ENGINE_OPTIONS", {})
-        levels = {**options, **engine.get_execution_options()}
-        if levels.get("isolation_level") == "AUTOCOMMIT":
+        engine = self.db.engines[bind_key]
+        if self._isolation_level(bind_key, engine) == "AUTOCOMMIT":
             raise IdempotencyConfigError(
                 "The engine is in AUTOCOMMIT, so nothing of a failed call could be "
                 "rolled back. Use AUTOCOMMIT on single connections only."

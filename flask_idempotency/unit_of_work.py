@@ -63,6 +63,8 @@ class Call:
         completed: Of an outermost call: the recorded calls that ended inside it.
         committed: A part of it became durable before its end.
         lost: The record is no longer ours; nothing of this call may be committed.
+        elsewhere: It writes on another engine, so that no commit can carry its ending.
+        kept: Its effect was committed without its ending for that reason.
     """
 
     claim: Claim | None
@@ -79,6 +81,8 @@ class Call:
     completed: list[Call] = field(default_factory=list)
     committed: bool = False
     lost: bool = False
+    elsewhere: bool = False
+    kept: bool = False
 
     @cached_property
     def loose_id(self) -> UUID:

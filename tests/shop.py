@@ -59,7 +59,7 @@ class Shop:
 
         self.db = SQLAlchemy(model_class=Base)
         self.db.init_app(self.app)
-        self.idempotency = Idempotency(self.app, self.db)
+        self.idempotency = self.extension()
         self.idempotency.user_id_loader(lambda: request.headers.get("X-User"))
         self.runs: list[Any] = []
 
@@ -73,6 +73,10 @@ class Shop:
                 with self.db.engine.connect() as connection:
                     connection.execute(text("PRAGMA journal_mode = WAL"))
             self.db.create_all()
+
+    def extension(self) -> Idempotency:
+        """Set the extension up."""
+        return Idempotency(self.app, self.db)
 
     def close(self) -> None:
         """Close every connection, after the last statement on any of them."""

@@ -14,7 +14,7 @@ from .sqlite import SQLite
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-__all__ = ["Dialect", "MySQL", "PostgreSQL", "SQLite", "dialect_for"]
+__all__ = ["Dialect", "MySQL", "PostgreSQL", "SQLite", "dialect_for", "dialect_of"]
 
 _DIALECTS: dict[str, type[Dialect]] = {
     "postgresql": PostgreSQL,
@@ -22,6 +22,11 @@ _DIALECTS: dict[str, type[Dialect]] = {
     "mariadb": MySQL,
     "sqlite": SQLite,
 }
+
+
+def dialect_of(engine: Engine) -> Dialect:
+    """Return what is known of any engine's database, also of one that keeps no records."""
+    return _DIALECTS.get(engine.dialect.name, Dialect)()
 
 
 def dialect_for(engine: Engine) -> Dialect:

@@ -1,0 +1,124 @@
+"""What one open transaction holds for guarded calls, kept beside its connection."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from .unit_of_work import connection_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from .unit_of_work import Call
+
+_KEY = "flask_idempotency"
+_SAVEPOINT = re.compile(
+    r"\s*(SAVEPOINT|RELEASE|ROLLBACK)\s+(?:TO\s+)?(?:SAVEPOINT\s+)?[`\"]?(\w+)",
+    re.IGNORECASE,
+)
+
+
+@dataclass
+class Ledger:
+    """
+    What one open transaction holds for guarded calls.
+
+    Attributes:
+        wrote_at: How many savepoints were open when it may have changed data, the
+            fewest of what is not undone; ``None`` if it has not.
+        released_at: The same for what was done in a savepoint that was released.
+        savepoints: Names of those that are open.
+        held: Calls whose effect and ending it carries, each with the number of
+            savepoints that were open then: a rollback to one of these undoes it.
+    """
+
+    wrote_at: int | None = None
+    released_at: int | None = None
+    savepoints: list[str] = field(default_factory=list)
+    held: list[tuple[int, Call]] = field(default_factory=list)
+
+    def follow(self, statement: str) -> None:
+        """Keep book of savepoints; the engine's events do not tell their names."""
+        found = _SAVEPOINT.match(statement)
+        if found is None:
+            return
+        verb, name = found[1].upper(), found[2]
+        if verb == "SAVEPOINT":
+            self.savepoints.append(name)
+        elif name in self.savepoints:
+            depth = self.savepoints.index(name)
+            if verb == "ROLLBACK":
+                self.undo_after(depth)
+            else:
+                del self.savepoints[depth:]
+                self.released_at = _lower(self.released_at, depth)
+                if self.wrote_at is not None:
+                    self.wrote_at = min(depth, self.wrote_at)
+                self.held = [(min(depth, at), call) for at, call in self.held]
+
+    def note_write(self) -> None:
+        """Note that data may have been changed now."""
+        self.wrote_at = _lower(self.wrote_at, len(self.savepoints))
+
+    def undo(self) -> None:
+        """Drop what the whole transaction did."""
+        self.undo_after(-1)
+
+    def undo_after(self, depth: int) -> None:
+        """Drop what was done since the savepoint at `depth` was set."""
+        del self.savepoints[depth + 1 :]  # that one is still there
+        if self.wrote_at is not None and self.wrote_at > depth:
+            self.wrote_at = None
+        if self.released_at is not None and self.released_at > depth:
+            self.released_at = None
+        for at, call in self.held:
+            if at > depth:
+                call.settled = call.kept = False
+                if call.joined:
+                    call.claim = None  # its record was rolled back, too
+        self.held = [(at, call) for at, call in self.held if at <= depth]
+
+
+def _lower(depth: int | None, other: int) -> int:
+    return other if depth is None else min(depth, other)
+
+
+def start(connection: Connection, *, wrote_at: int | None = None) -> None:
+    """Begin a new ledger, with a transaction."""
+    connection.info[_KEY] = Ledger(wrote_at=wrote_at)
+
+
+def ledger_of(connection: Connection) -> Ledger | None:
+    """Return the ledger of the open transaction, if it began under our eyes."""
+    ledger: Ledger | None = connection.info.get(_KEY)
+    return ledger
+
+
+def has_written(connection: Connection, *, unknown: bool = True) -> bool:
+    """
+    Tell whether the open transaction may have changed data.
+
+    Args:
+        connection: Of the engine of the records.
+        unknown: The answer for a transaction that is older than the fence.
+    """
+    ledger = ledger_of(connection)
+    return unknown if ledger is None else ledger.wrote_at is not None
+
+
+def keeps_work(connection: Connection) -> bool:
+    """Tell whether the open transaction still has what was done in a savepoint."""
+    ledger = ledger_of(connection)
+    return ledger is not None and ledger.released_at is not None
+
+
+def hold(call: Call) -> None:
+    """Tie a call to the session's transaction: they are committed or undone together."""
+    connection = connection_of(call)
+    if ledger_of(connection) is None:
+        start(connection, wrote_at=0)
+    ledger = cast("Ledger", ledger_of(connection))
+    if all(call is not held for _, held in ledger.held):
+        ledger.held.append((len(ledger.savepoints), call))
