@@ -16,7 +16,7 @@ from .exceptions import (
     IdempotencyStoreUnavailable,
     NestedCallError,
 )
-from .ledger import has_written, hold
+from .ledger import has_changes, has_written, hold
 from .lifecycle import Decision, Verdict, decide, is_takeable
 from .unit_of_work import connection_of
 from .waiting import Waiters
@@ -203,9 +203,7 @@ class Claiming:
                 call.transaction is not None
                 or self._store.dialect.hides_claims(connection_of(call))
             )
-            and (
-                _has_changes(session) or has_written(connection_of(call), unknown=False)
-            )
+            and has_changes(session)
         ):
             raise IdempotencyConfigError(_EARLY_WRITES)
 

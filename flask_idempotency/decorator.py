@@ -8,9 +8,9 @@ import logging
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from flask import current_app, has_app_context, request
+from flask import current_app, request
 
-from . import failpoints
+from . import failpoints, late
 from .answers import refuse_without_body
 from .completion import CallOptions, Work
 from .config import UNSAID, RouteOptions
@@ -211,6 +211,8 @@ def _respond(
         if any(error is known for known in unanswered):
             raise Unanswered(error) from None
         raise
+    finally:
+        late.call_ended()
     failpoints.reach("before_response")
     return _replay(answer, options) if answer.result is None else answer.result
 
@@ -238,7 +240,6 @@ def _work(
             response,
             max_size=state.config.max_response_size,
             store_body=options.store_body,
-            passed_on=_LateWrites(state, request.endpoint),
         ),
         rescue=rescue,
         releases=lambda response: _says_nothing_was_done(response, options),
@@ -293,32 +294,3 @@ def _says_nothing_was_done(response: Response, options: RouteOptions) -> bool:
     if callable(release_on):
         return bool(release_on(response))
     return release_on is not None and response.status_code in release_on
-
-
-class _LateWrites:
-    """
-    Reports rows that a stream adds when its call is over: nobody commits them.
-
-    Args:
-        state: Of the application.
-        endpoint: Of the stream's route.
-    """
-
-    def __init__(self, state: IdempotencyState, endpoint: str | None) -> None:
-        self._state = state
-        self._endpoint = endpoint
-        self._reported = False
-
-    def __call__(self) -> None:
-        """Look at the session of the stream's own context, if it has one."""
-        if self._reported or not has_app_context():
-            return
-        session = self._state.session()
-        if session.new or session.dirty or session.deleted:
-            self._reported = True
-            log.error(
-                "The stream of '%s' changed the session after its call had ended, and "
-                "nothing commits that. Write before the stream starts, or commit in "
-                "it.",
-                self._endpoint,
-            )

@@ -10,6 +10,7 @@ from flask import request
 from .atomic import join_atomic_calls
 from .config import UNSAID, Config
 from .exceptions import IdempotencyConfigError, IdempotencyError
+from .late import report_late_work
 from .models import (
     IdempotencyRecordMixin,
     build_record_class,
@@ -101,6 +102,7 @@ class Idempotency:
         app.extensions[EXTENSION_KEY] = state
         app.jinja_env.globals["idempotency_field"] = partial(key_field, state.config)
         app.after_request(partial(note_ignored_key, state))
+        app.teardown_request(partial(report_late_work, state))
         if IdempotencyError not in app.error_handler_spec[None][None]:
             app.register_error_handler(
                 IdempotencyError, partial(problem_response, config=state.config)

@@ -8,6 +8,8 @@ is rolled back. So an owner whose record was taken over commits nothing.
 
 from __future__ import annotations
 
+import logging
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import event
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
     from .store import IdempotencyStore
     from .unit_of_work import Call, Ending
 
+log = logging.getLogger(__name__)
+
+#: The endpoint whose call has ended in this context.
+_late: ContextVar[str | None] = ContextVar("late", default=None)
 _LOST = (
     "The record of this call was taken over or removed while it ran, so its "
     "transaction was rolled back. The lease was too short, or the process stood still."
@@ -47,6 +53,11 @@ _ABORTED = (
     "The server has aborted this transaction, so its commit would be a rollback. "
     "An error was swallowed after the flush, in a listener of the session?"
 )
+
+
+def attend_late_commits(endpoint: str | None) -> None:
+    """Report commits of this context, from now on, as late ones of an endpoint."""
+    _late.set(endpoint)
 
 
 def attach_fence(engine: Engine, store: IdempotencyStore) -> Intents:
@@ -148,7 +159,10 @@ class _Fence:
     def commit(self, connection: Connection) -> None:
         current = current_call.get()
         ledger = ledger_of(connection)
-        if current is None or ledger is None:
+        if ledger is None:
+            return
+        if current is None:
+            self._report_late(connection)
             return
         self._refuse_second_commit(current, connection, ledger)
         if self._store.dialect.is_aborted(connection):
@@ -171,6 +185,17 @@ class _Fence:
             connection.engine.dialect.do_rollback(connection.connection)
             ledger.undo()
             raise
+
+    def _report_late(self, connection: Connection) -> None:
+        endpoint = _late.get()
+        if endpoint is not None and has_written(connection):
+            _late.set(None)
+            log.warning(
+                "Something was committed after the call of '%s' had ended (by an "
+                "after_request function?). It is done for each replay, too; what is to "
+                "be done once belongs in the view.",
+                endpoint,
+            )
 
     def _refuse_second_commit(
         self, current: Call, connection: Connection, ledger: Ledger

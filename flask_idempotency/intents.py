@@ -15,7 +15,7 @@ from sqlalchemy import event
 
 from . import failpoints
 from .exceptions import IdempotencyConfigError, LeaseLost
-from .ledger import has_written, ledger_of, start
+from .ledger import CONNECTION, has_written, ledger_of, start
 from .unit_of_work import current_call
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from .store.dialects import Dialect
     from .unit_of_work import Call
 
-_MAIN = "flask_idempotency_connection"
 _LOST = (
     "The record of this call was taken over or removed while it ran, so what it did "
     "in another database was rolled back."
@@ -67,7 +66,7 @@ class Intents:
 
         def after_begin(session: Session, _: Any, connection: Connection) -> None:
             if connection.engine.pool is engine.pool:
-                session.info[_MAIN] = connection
+                session.info[CONNECTION] = connection
 
         event.listen(sessions, "after_begin", after_begin)
 
@@ -103,7 +102,7 @@ class Intents:
 
     def _make_room(self, call: Call) -> None:
         """Commit the session's transaction where it would not let the record be marked."""
-        main: Connection | None = call.session.info.get(_MAIN)
+        main: Connection | None = call.session.info.get(CONNECTION)
         if main is None or main.closed or not main.in_transaction():
             return
         if not self._store.dialect.hides_claims(main):

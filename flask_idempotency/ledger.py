@@ -10,10 +10,13 @@ from .unit_of_work import connection_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from .unit_of_work import Call
 
 _KEY = "flask_idempotency"
+#: Where a session has the connection to the records' engine that it used last.
+CONNECTION = "flask_idempotency_connection"
 _SAVEPOINT = re.compile(
     r"\s*(SAVEPOINT|RELEASE|ROLLBACK)\s+(?:TO\s+)?(?:SAVEPOINT\s+)?[`\"]?(\w+)",
     re.IGNORECASE,
@@ -106,6 +109,16 @@ def has_written(connection: Connection, *, unknown: bool = True) -> bool:
     """
     ledger = ledger_of(connection)
     return unknown if ledger is None else ledger.wrote_at is not None
+
+
+def has_changes(session: Session) -> bool:
+    """Tell whether a session holds changes that are not committed, flushed or not."""
+    if session.new or session.dirty or session.deleted:
+        return True
+    connection: Connection | None = session.info.get(CONNECTION)
+    if connection is None or connection.closed or not connection.in_transaction():
+        return False
+    return has_written(connection, unknown=False)
 
 
 def keeps_work(connection: Connection) -> bool:

@@ -15,7 +15,7 @@ from .keys import new_key
 from .lifecycle import StoredResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable
 
     from flask import Response
 
@@ -65,7 +65,6 @@ def store_response(
     *,
     max_size: int,
     store_body: bool = True,
-    passed_on: Callable[[], None] = lambda: None,
 ) -> StoredResponse:
     """
     Return what is kept of an answer, whose body is made into bytes here.
@@ -77,10 +76,9 @@ def store_response(
         response: The answer.
         max_size: Bytes of a body that are kept.
         store_body: False: no body of a success is kept, except an empty one.
-        passed_on: Called after each piece that is made when the call is over.
     """
     keeps = store_body or response.status_code >= _ERROR
-    body = _body(response, max_size, passed_on)
+    body = _body(response, max_size)
     return StoredResponse(
         code=response.status_code,
         headers=tuple(
@@ -92,9 +90,7 @@ def store_response(
     )
 
 
-def _body(
-    response: Response, max_size: int, passed_on: Callable[[], None]
-) -> bytes | None:
+def _body(response: Response, max_size: int) -> bytes | None:
     if not response.is_streamed and not response.direct_passthrough:
         body = response.get_data()
         return body if len(body) <= max_size else None
@@ -110,8 +106,7 @@ def _body(
         close()
         raise
     if endless or sum(map(len, pieces)) > max_size:
-        rest = _passing_on(encoded, passed_on)
-        response.response = ClosingIterator(chain(pieces, rest), close)
+        response.response = ClosingIterator(chain(pieces, encoded), close)
         return None
     close()
     response.response = pieces
@@ -128,15 +123,6 @@ def _collected(pieces: Iterable[bytes], max_size: int) -> list[bytes]:
         if size > max_size:
             break
     return collected
-
-
-def _passing_on(
-    pieces: Iterable[bytes], passed_on: Callable[[], None]
-) -> Iterator[bytes]:
-    for piece in pieces:
-        passed_on()
-        yield piece
-    passed_on()
 
 
 def rebuilt(stored: StoredResponse, response: Response, *, has_type: bool) -> Response:

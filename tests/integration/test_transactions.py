@@ -348,3 +348,48 @@ def test_savepoint_without_a_key(shop: Shop) -> None:
 
     assert shop.post(key=None).status_code == 400
     assert shop.accounts() == []
+
+
+@pytest.mark.parametrize("flush", [False, True], ids=["added", "flushed"])
+def test_rows_of_an_after_request_function_are_reported(
+    shop: Shop, caplog: pytest.LogCaptureFixture, *, flush: bool
+) -> None:
+    """They come after the commit of the call, and nobody commits them."""
+
+    @shop.app.after_request
+    def add(response: Any) -> Any:
+        shop.db.session.add(shop.Account(name="late"))
+        if flush:
+            shop.db.session.flush()
+        return response
+
+    shop.creating_view()
+    assert shop.post().status_code == 201
+    assert "'accounts' changed the session after its call had ended" in caplog.text
+    assert shop.accounts() == ["first"]
+
+
+def test_commit_of_an_after_request_function_is_reported(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is done for each replay, too, and says so; another request is not touched."""
+
+    @shop.app.after_request
+    def add(response: Any) -> Any:
+        by_session(shop)
+        return response
+
+    shop.app.add_url_rule("/plain", view_func=lambda: "done", endpoint="plain")
+    shop.view(lambda: "done")
+    assert shop.client().get("/plain").status_code == 200
+    assert "had ended" not in caplog.text
+    with shop.app.app_context(), shop.db.engine.begin() as connection:
+        connection.execute(text("DELETE FROM account"))
+    caplog.clear()
+    assert shop.post().status_code == 200
+    assert "committed after the call of 'accounts' had ended" in caplog.text
+    caplog.clear()
+    with shop.app.app_context():
+        shop.db.session.execute(text("DELETE FROM account"))
+        shop.db.session.commit()
+    assert caplog.text == ""

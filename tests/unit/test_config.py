@@ -27,6 +27,8 @@ DEFAULTS = {
     "key_pattern": None,
     "wait_seconds": 0.0,
     "mode": "enforce",
+    "atomic": False,
+    "separate_bind": False,
     "release_on": frozenset({401, 403, 408, 425, 429}),
     "max_response_size": 1024 * 1024,
     "commit": "unit",
@@ -93,6 +95,8 @@ GOOD: list[tuple[str, Any, str, Any]] = [
     ("WAIT", 0, "wait_seconds", 0.0),
     ("WAIT", timedelta(seconds=2), "wait_seconds", 2.0),
     ("MODE", "observe", "mode", "observe"),
+    ("ATOMIC", True, "atomic", True),
+    ("SEPARATE_BIND", True, "separate_bind", True),
     ("MAX_RESPONSE_SIZE", 0, "max_response_size", 0),
     ("MAX_RESPONSE_SIZE", 2**31, "max_response_size", 2**31),
     ("COMMIT", "view", "commit", "view"),
@@ -135,6 +139,8 @@ BAD: dict[str, tuple[list[Any], str]] = {
     ),
     "WAIT": (NO_DURATION, "a duration of 0 s or more, in seconds or as timedelta"),
     "MODE": ([None, "", "Observe", "off", True], "'enforce' or 'observe'"),
+    "ATOMIC": (NO_FLAG, "True or False"),
+    "SEPARATE_BIND": (NO_FLAG, "True or False"),
     "MAX_RESPONSE_SIZE": (NO_INTEGER, "a whole number of 0 or more"),
     "MAX_ATTEMPTS": ([*NO_INTEGER, 0], "a whole number of 1 or more"),
     "POOL_SIZE": ([*NO_INTEGER, 0], "a whole number of 1 or more"),
@@ -286,6 +292,7 @@ OPTIONS: list[tuple[str, Any, str, Any]] = [
     ("recover", repr, "recover", repr),
     ("fail_open", True, "fail_open", True),
     ("mode", "observe", "mode", "observe"),
+    ("atomic", True, "atomic", True),
 ]
 
 
@@ -307,6 +314,7 @@ BAD_OPTIONS: dict[str, tuple[list[Any], str]] = {
     "store_body": ([None, 0, 1, "no"], "True or False"),
     "fail_open": ([None, 0, 1, "yes"], "True or False"),
     "mode": (["", "Observe", True], "'enforce' or 'observe'"),
+    "atomic": ([0, 1, "yes"], "True or False"),
     "tenant_id": (
         [*NO_CALLER, "t" * 65],
         (
@@ -384,6 +392,7 @@ def test_option_defaults() -> None:
         "recover": None,
         "fail_open": False,
         "mode": None,
+        "atomic": None,
     }
 
 
@@ -402,7 +411,7 @@ def test_good_option_is_read(
         *("required", "key", "route", "ttl", "lease", "anonymous", "tenant_id"),
         "max_runtime",
         *("user_id", "wait", "release_on", "rebuild", "authorize_replay", "mode"),
-        "recover",
+        *("recover", "atomic"),
     ],
 )
 def test_none_is_as_if_not_given(option: str) -> None:
@@ -475,6 +484,7 @@ def test_route_overrides_the_application() -> None:
             "wait": 1,
             "release_on": [],
             "mode": "observe",
+            "atomic": True,
         }
     )
     assert given.under(config) == given

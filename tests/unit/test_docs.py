@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]
 ERRORS = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
 HTTP = (ROOT / "docs/http.md").read_text(encoding="utf-8")
+GUARANTEES = (ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
 
 
 def errors() -> list[Any]:
@@ -83,9 +84,10 @@ def test_settings_that_are_named_exist(document: Path) -> None:
 
 
 def test_options_are_explained() -> None:
-    """The page on HTTP shows the options that this page is about."""
+    """Each option is shown on the page that it belongs to."""
     names = {name.removesuffix("_seconds") for name in RouteOptions.__annotations__}
     elsewhere = {"ttl", "lease", "route", "claim", "DEFAULTED", "WITHOUT_CLAIM"}
+    elsewhere |= {name for name in names if f"{name}=" in GUARANTEES}
     missing = {name for name in names - elsewhere if f"{name}=" not in HTTP}
     assert missing <= {"release_on"}
     assert "`release_on`" in HTTP
