@@ -45,6 +45,16 @@ _FAILED_WITH_EFFECTS = (
 )
 
 
+def short_lease(lease_seconds: float, limit_seconds: float) -> str:
+    """Return the sentence on a lease that a statement may outlive."""
+    return (
+        f"The lease is {lease_seconds:g} s, and the server lets a statement run "
+        f"{limit_seconds:g} s. One that outlives its process and the lease holds its "
+        "locks, and the retry that takes over has to wait for them. Raise the lease or "
+        "lower the statement timeout."
+    )
+
+
 def explain(verdict: Verdict, record: RecordView | None) -> str:
     """Return the sentence that explains a verdict on a record."""
     if record is None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from flask import current_app
+from sqlalchemy import event
 
 from .atomic import join_atomic_calls
 from .exceptions import IdempotencyConfigError
+from .explain import short_lease
 from .fence import attach_fence
 from .guard import IdempotencyMutationGuard
 from .intents import Elsewhere, Intents
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
     from .config import Config, RouteOptions
     from .models import IdempotencyRecordMixin
     from .store.dialects import Dialect
+
+log = logging.getLogger(__name__)
 
 EXTENSION_KEY = "idempotency"
 
@@ -89,16 +96,17 @@ class IdempotencyState:
         if known is None:
             # With the declaration itself, so that its id is not used again.
             options = declared.under(self.config)
-            if options.atomic and self._bind_key is not None:
+            if options.atomic and self.bind_key is not None:
                 raise IdempotencyConfigError(
                     "atomic=True needs one transaction for record and rows, and the "
-                    f"record is on the bind '{self._bind_key}'."
+                    f"record is on the bind '{self.bind_key}'."
                 )
             known = self._routes[id(declared)] = declared, options
         return known[1]
 
     @property
-    def _bind_key(self) -> str | None:
+    def bind_key(self) -> str | None:
+        """The bind of the records; ``None`` is the default one."""
         key: str | None = self.record_class.__table__.metadata.info.get("bind_key")
         return key
 
@@ -121,6 +129,9 @@ class IdempotencyState:
                 )
                 intents = attach_fence(engine, self._store)
                 self._watch_others(engine, intents)
+                if dialect.timeout_query:
+                    check = partial(self._check_lease, dialect)
+                    event.listen(engine, "connect", check, once=True)
                 join_atomic_calls(self.db.session, current_transaction)
                 self._guard = IdempotencyMutationGuard(
                     self._store,
@@ -131,16 +142,30 @@ class IdempotencyState:
                     sender=self.app,
                 )
 
+    def other_engines(self) -> dict[str | None, object]:
+        """Return the isolation level of each bind that holds no records."""
+        pool = self.db.engines[self.bind_key].pool
+        return {
+            key: self._isolation_level(key, engine)
+            for key, engine in self.db.engines.items()
+            if engine.pool is not pool
+        }
+
     def _watch_others(self, engine: Engine, intents: Intents) -> None:
         """Have it noted before something is committed on another engine."""
         intents.follow(self.db.session, engine)
-        for key, other in self.db.engines.items():
-            if other.pool is not engine.pool:
-                level = self._isolation_level(key, other)
-                elsewhere = Elsewhere(
-                    intents, dialect_of(other), autocommit=level == "AUTOCOMMIT"
-                )
-                elsewhere.attach(other)
+        for key, level in self.other_engines().items():
+            other, at_once = self.db.engines[key], level == "AUTOCOMMIT"
+            Elsewhere(intents, dialect_of(other), autocommit=at_once).attach(other)
+
+    def _check_lease(self, dialect: Dialect, connection: Any, _record: object) -> None:
+        """Warn, with the first connection, of a lease that a statement may outlive."""
+        with contextlib.closing(connection.cursor()) as cursor:
+            cursor.execute(dialect.timeout_query)
+            limit = dialect.timeout_seconds(list(cursor.fetchall()))
+        connection.rollback()
+        if limit is not None and self.config.lease_seconds < limit:
+            log.warning("%s", short_lease(self.config.lease_seconds, limit))
 
     def _isolation_level(self, key: str | None, engine: Engine) -> object:
         """Return the isolation level that the configuration names for an engine."""
@@ -153,7 +178,7 @@ class IdempotencyState:
         return options.get("isolation_level")
 
     def _engine(self) -> Engine:
-        bind_key = self._bind_key
+        bind_key = self.bind_key
         if bind_key is not None and not self.config.separate_bind:
             raise IdempotencyConfigError(
                 f"The record is on the bind '{bind_key}', where no transaction can "

@@ -47,6 +47,19 @@ class Queries(StoreBase):
             explanation=explain(verdict, record),
         )
 
+    def statement_timeout(self) -> float | None:
+        """
+        Return the seconds that the server gives a statement; ``None`` without limit.
+
+        Raises:
+            IdempotencyStoreUnavailable: If the database cannot answer.
+        """
+        query = self.dialect.timeout_query
+        if not query:
+            return None
+        rows = self._runner.run(lambda c: list(c.exec_driver_sql(query)))
+        return self.dialect.timeout_seconds(rows)
+
     def settle(self, claim: Claim) -> Status | None:
         """
         Find out what became of a COMMIT whose answer was lost.

@@ -37,6 +37,13 @@ class Dialect:
     #: Error codes of a table or column that is not there.
     schema: ClassVar[frozenset[object]] = frozenset()
 
+    #: Asks for what limits a statement of a session; empty where nothing does.
+    timeout_query: ClassVar[str] = ""
+
+    def timeout_seconds(self, rows: list[Any]) -> float | None:
+        """Return the longest time for a statement, of the rows of that query."""
+        return None
+
     def bind_text(self, value: str) -> str | bytes:
         """Return a text as the byte-exact columns of this database take it."""
         return value

@@ -158,6 +158,11 @@ class MySQL(Dialect):
     transient = frozenset({1213, 1020})
     locked = frozenset({1205})
     schema = frozenset({1146, 1054})
+    # MariaDB's, in seconds, and MySQL's, in milliseconds.
+    timeout_query = (
+        "SHOW VARIABLES WHERE Variable_name "
+        "IN ('max_statement_time', 'max_execution_time')"
+    )
     _DUPLICATE, _DEADLOCK = 1062, 1213
     _UNIT: ClassVar[ColumnElement[Any]] = literal_column("MICROSECOND")
 
@@ -169,6 +174,11 @@ class MySQL(Dialect):
 
     def __init__(self) -> None:
         self._snapshot_isolation: bool | None = None
+
+    def timeout_seconds(self, rows: list[Any]) -> float | None:
+        name, value = rows[0]
+        scale = 1 if name == "max_statement_time" else 1000
+        return float(value) / scale or None  # 0 is no limit
 
     def connect_arguments(self, seconds: float) -> dict[str, Any]:
         return {

@@ -31,6 +31,11 @@ class PostgreSQL(Dialect):
     locked = frozenset({"55P03"})
     schema = frozenset({"42P01", "42703", "3F000"})
 
+    timeout_query = "SELECT setting FROM pg_settings WHERE name = 'statement_timeout'"
+
+    def timeout_seconds(self, rows: list[Any]) -> float | None:
+        return float(rows[0][0]) / 1000 or None  # 0 is no limit
+
     def connect_arguments(self, seconds: float) -> dict[str, Any]:
         if "PGCONNECT_TIMEOUT" in os.environ:  # an argument would override it
             return {}
