@@ -1,9 +1,12 @@
-"""The stored answer at rest: JSON of headers, compression of bodies."""
+"""Stored answers and steps at rest: JSON of headers, compression of bodies."""
 
 from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import asdict
+
+from .lifecycle import Step, StepState
 
 #: Bodies above this many bytes are compressed, so that a completed row usually
 #: stays on its page (a HOT update on PostgreSQL).
@@ -44,3 +47,14 @@ def encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
 def decode_headers(stored: bytes | None) -> tuple[tuple[str, str], ...]:
     """Return the header pairs of a stored answer."""
     return tuple((name, value) for name, value in json.loads(stored or b"[]"))
+
+
+def encode_steps(steps: tuple[Step, ...]) -> bytes:
+    """Return steps as JSON; each result is a text in it, exactly as it was encoded."""
+    return json.dumps([asdict(step) for step in steps], separators=(",", ":")).encode()
+
+
+def decode_steps(stored: bytes | None) -> tuple[Step, ...]:
+    """Return the steps of a record."""
+    steps = json.loads(stored or b"[]")
+    return tuple(Step(**{**s, "state": StepState(s["state"])}) for s in steps)

@@ -12,12 +12,13 @@ import uuid
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from .exceptions import IdempotencyKeyInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from datetime import datetime
 
 #: Characters that each part of a scope may have (the unique key of MySQL holds
@@ -29,6 +30,8 @@ BOUND_ID_LENGTH = 255
 #: Longest name of who settled an unknown outcome, and why.
 RESOLVED_BY_LENGTH = 255
 RESOLVED_REASON_LENGTH = 1000
+#: Longest name of a step.
+STEP_NAME_LENGTH = 100
 
 
 # The version of the rules at the start of a hash; see ``fingerprint``.
@@ -63,7 +66,8 @@ class Verdict(str, Enum):
     IN_PROGRESS = "in_progress"
     #: The owner is gone and nothing was committed: the request runs again.
     LEASE_LAPSED = "lease_lapsed"
-    #: The owner is gone after a part was committed: the request is not run.
+    #: The owner is gone after a part was committed, or may have taken effect in a step:
+    #: the request is not run.
     OUTCOME_UNKNOWN = "outcome_unknown"
     #: The stored failure is given out, unless the caller opts in to a retry.
     FAILED_RETRY_REQUIRES_OPT_IN = "failed_retry_requires_opt_in"
@@ -78,8 +82,12 @@ class Facts:
     status: Status
     #: ``locked_until`` has passed.
     lapsed: bool
-    #: A part of the operation is durable (``effects_committed_at`` is set).
+    #: Effects are possible: a part of the operation is durable
+    #: (``effects_committed_at`` is set), or a step is open.
     effects: bool
+    #: A step that may not be repeated was started and not finished, and nobody has
+    #: settled what became of it.
+    open_step: bool
     #: ``expires_at`` has passed.
     gone: bool
     #: The request hash is the record's.
@@ -95,12 +103,13 @@ class Rule:
     _: KW_ONLY
     lapsed: bool | None = None
     effects: bool | None = None
+    open_step: bool | None = None
     gone: bool | None = None
     same: bool | None = None
 
     def conditions(self) -> dict[str, bool]:
         """Return the facts that this rule asks for, besides the status."""
-        names = ("lapsed", "effects", "gone", "same")
+        names = ("lapsed", "effects", "open_step", "gone", "same")
         return {n: getattr(self, n) for n in names if getattr(self, n) is not None}
 
     def matches(self, facts: Facts) -> bool:
@@ -127,7 +136,9 @@ RULES: tuple[Rule, ...] = (
     Rule(_S, Verdict.EXPIRED_REUSABLE, gone=True),
     Rule(_F, Verdict.FAILED_RETRY_REQUIRES_OPT_IN, gone=False, same=True),
     Rule(_F, Verdict.REQUEST_HASH_CONFLICT, gone=False, same=False),
-    Rule(_F, Verdict.EXPIRED_REUSABLE, gone=True),
+    # An answer was given, so what was committed is done with; what a step did is not.
+    Rule(_F, Verdict.EXPIRED_REUSABLE, open_step=False, gone=True),
+    Rule(_F, Verdict.OUTCOME_UNKNOWN, open_step=True, gone=True),
     Rule(_E, Verdict.EXPIRED_REUSABLE),
 )
 
@@ -237,6 +248,56 @@ class Scope:
             raise IdempotencyKeyInvalid("The idempotency key is empty.")
 
 
+class StepState(str, Enum):
+    """What became of a step."""
+
+    #: Started, and for all we know it may have taken effect.
+    STARTED = "started"
+    #: Its result is stored; it is never called again.
+    FINISHED = "finished"
+    #: It failed for certain, without effect; the next try has a new key.
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """
+    A step of an operation, as its record keeps it.
+
+    Attributes:
+        name: Which one of the operation's steps it is.
+        ordinal: Number of its downstream key: 1 until it fails for certain.
+        repeatable: Whether it may be called again with the same key.
+        result: The JSON text of its result, once it is finished.
+    """
+
+    name: str
+    ordinal: int = 1
+    state: StepState = StepState.STARTED
+    repeatable: bool = False
+    result: str | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether nobody can tell if it took effect, nor find out by a repetition."""
+        return self.state is StepState.STARTED and not self.repeatable
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it took effect, or may have."""
+        return self.state is not StepState.FAILED
+
+
+def first_open(steps: tuple[Step, ...]) -> str | None:
+    """Return the name of the first open step."""
+    return next((step.name for step in steps if step.open), None)
+
+
+def have_run(steps: tuple[Step, ...]) -> bool:
+    """Tell whether any step took effect, or may have."""
+    return any(step.has_run for step in steps)
+
+
 def derived_id(namespace: uuid.UUID, *names: str) -> str:
     """Return the UUID of some names (version 5, RFC 9562 section 5.5)."""
     return str(uuid.uuid5(namespace, json.dumps(names)))
@@ -265,6 +326,8 @@ class Claim:
     attempt: int = 1
     task_id: str | None = None
     outbox_event_id: str | None = None
+    #: The steps of the operation so far, also those of earlier attempts.
+    steps: tuple[Step, ...] = ()
 
     def derive_id(self, *names: str) -> str:
         """
@@ -330,6 +393,10 @@ class RecordView:
     resolved_by: str | None = None
     resolved_reason: str | None = None
     effects_committed_at: datetime | None
+    #: The steps that were ever started, in their order.
+    all_steps: tuple[Step, ...] = ()
+    #: Name of a step that was started, not finished, and may not be repeated.
+    open_step: str | None = None
     locked_until: datetime | None
     expires_at: datetime
     created_at: datetime
@@ -341,6 +408,17 @@ class RecordView:
     #: Seconds until ``locked_until``; 0 when there is no lease.
     lease_seconds_left: float
 
+    @property
+    def steps(self) -> Mapping[str, Any]:
+        """The results of the finished steps by name."""
+        return MappingProxyType(
+            {
+                step.name: json.loads(step.result)
+                for step in self.all_steps
+                if step.result is not None
+            }
+        )
+
     def facts(self, request_hash: str | None) -> Facts:
         """Return what decides on a request with this hash (None: on the same one)."""
         if request_hash is not None:
@@ -348,7 +426,8 @@ class RecordView:
         return Facts(
             status=self.status,
             lapsed=self.lapsed,
-            effects=self.effects_committed_at is not None,
+            effects=bool(self.effects_committed_at or self.open_step),
+            open_step=bool(self.open_step) and self.resolved_by is None,
             gone=self.gone,
             same=request_hash is None or request_hash == self.request_hash,
         )

@@ -35,6 +35,7 @@ from .lifecycle import (
     RESOLVED_BY_LENGTH,
     RESOLVED_REASON_LENGTH,
     SCOPE_LENGTHS,
+    STEP_NAME_LENGTH,
     Status,
 )
 
@@ -103,6 +104,8 @@ class IdempotencyRecordMixin:
         exact_text(RESOLVED_REASON_LENGTH)
     )
     effects_committed_at: Mapped[datetime | None] = mapped_column(_INSTANT)
+    steps: Mapped[bytes | None] = mapped_column(_BYTES)
+    open_step: Mapped[str | None] = mapped_column(exact_text(STEP_NAME_LENGTH))
     locked_until: Mapped[datetime | None] = mapped_column(_INSTANT)
     expires_at: Mapped[datetime] = mapped_column(_INSTANT)
     created_at: Mapped[datetime] = mapped_column(_INSTANT)

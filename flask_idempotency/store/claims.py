@@ -286,4 +286,5 @@ def claimed(claim: Claim, record: RecordView) -> Claim:
         attempt=record.attempts,
         task_id=record.task_id,
         outbox_event_id=record.outbox_event_id,
+        steps=record.all_steps,
     )

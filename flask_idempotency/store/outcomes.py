@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flask_idempotency.codec import encode_body, encode_headers
+from flask_idempotency.codec import encode_body, encode_headers, encode_steps
+from flask_idempotency.lifecycle import first_open, have_run
 
 from .base import StoreBase
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from flask_idempotency.lifecycle import Claim, Failure, StoredResponse
+    from flask_idempotency.lifecycle import Claim, Failure, Step, StoredResponse
 
     from .statements import Endings
 
@@ -30,6 +31,23 @@ class Outcomes(StoreBase):
             Whether the record still belongs to the claim; if not, roll back.
         """
         return self._owned_update(self._sql.mark_effects, claim, {}, connection)
+
+    def write_steps(self, claim: Claim, steps: tuple[Step, ...]) -> bool:
+        """
+        Keep what is known of the operation's steps; ``processing`` stays.
+
+        Durable on its own, and never part of a transaction of the session.
+
+        Returns:
+            Whether the record still belongs to the claim; if not, none of its steps
+            may be called.
+        """
+        name = first_open(steps)
+        values = {
+            "b_steps": encode_steps(steps),
+            "b_open_step": name and self.dialect.bind_text(name),
+        }
+        return self._owned_update(self._sql.write_steps, claim, values, None)
 
     def mark_succeeded(
         self,
@@ -86,10 +104,12 @@ class Outcomes(StoreBase):
             connection: A transaction of which the release becomes a part.
 
         Returns:
-            Whether the record was removed; not once a part of it is durable.
+            Whether the record was removed; not once a part of it is durable, or one of
+            its steps has run.
         """
+        idle = None if have_run(claim.steps) else encode_steps(claim.steps)
         return self._owned_update(
-            self._endings(connection).release, claim, {}, connection
+            self._endings(connection).release, claim, {"b_steps": idle}, connection
         )
 
     def _endings(self, connection: Connection | None) -> Endings:

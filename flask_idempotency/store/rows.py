@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from flask_idempotency.codec import decode_body, decode_headers
+from flask_idempotency.codec import decode_body, decode_headers, decode_steps
 from flask_idempotency.lifecycle import RecordView, Scope, Status, StoredResponse
 from flask_idempotency.models import SCOPE_COLUMNS
 
@@ -30,6 +30,8 @@ def record_of(row: Row[Any]) -> RecordView:
         resolved_by=_text(row.resolved_by),
         resolved_reason=_text(row.resolved_reason),
         effects_committed_at=_instant(row.effects_committed_at),
+        all_steps=decode_steps(row.steps),
+        open_step=_text(row.open_step),
         locked_until=_instant(row.locked_until),
         expires_at=_instant(row.expires_at),
         created_at=_instant(row.created_at),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, and_, null, update
+from sqlalchemy import ColumnElement, and_, null, or_, update
 
 from flask_idempotency.lifecycle import UNKNOWN, Status
 
@@ -53,6 +53,7 @@ class SettlingStatements(Statements):
             update(self._table)
             .where(columns.id == self._bind("id"), unknown)
             .values(
+                status=Status.PROCESSING.value,
                 version=columns.version + 1,
                 owner_token=self._bind("owner_token"),
                 locked_until=self._later("lease"),
@@ -72,11 +73,13 @@ class SettlingStatements(Statements):
         )
 
     def _resolvable(self, *, force: bool) -> ColumnElement[bool]:
-        if force:
-            return self._table.c.status == Status.PROCESSING.value
         # Whatever the hash is: an operator speaks of the key.
-        effects = self._table.c.effects_committed_at.is_not(None)
-        return and_(self._resolvable(force=True), self._lapsed(), effects)
+        if not force:
+            return self._any_of(replace(rule, same=None) for rule in UNKNOWN)
+        processing = self._table.c.status == Status.PROCESSING.value
+        # A failed call with an open step need not have come to its end.
+        anytime = (replace(rule, same=None, gone=None) for rule in UNKNOWN)
+        return or_(processing, self._any_of(anytime))
 
     def _resolve(self, status: Status, resolvable: ColumnElement[bool]) -> Update:
         columns = self._table.c

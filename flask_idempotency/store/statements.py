@@ -71,6 +71,8 @@ _RECORD_COLUMNS = (
     "resolved_by",
     "resolved_reason",
     "effects_committed_at",
+    "steps",
+    "open_step",
     "locked_until",
     "expires_at",
     "created_at",
@@ -137,6 +139,7 @@ class Statements:
         )
         self.lock_by_id = self._lock(columns.id == self._bind("id"))
         self.mark_effects = self._mark_effects()
+        self.write_steps = self._write_steps()
         #: An owner's endings, as statements of their own and inside a transaction.
         self.alone = self._endings(alone=True)
         self.carried = self._endings(alone=False)
@@ -232,8 +235,10 @@ class Statements:
         tests = {
             ("lapsed", True): self._lapsed(),
             ("lapsed", False): ~self._lapsed(),
-            ("effects", True): columns.effects_committed_at.is_not(None),
-            ("effects", False): columns.effects_committed_at.is_(None),
+            ("effects", True): ~self._no_effects(),
+            ("effects", False): self._no_effects(),
+            ("open_step", True): ~self._no_open_step(),
+            ("open_step", False): self._no_open_step(),
             ("gone", True): columns.expires_at <= now(),
             ("gone", False): columns.expires_at > now(),
             ("same", True): self._same(),
@@ -243,6 +248,14 @@ class Statements:
             columns.status == rule.status.value,
             *(tests[item] for item in rule.conditions().items()),
         )
+
+    def _no_effects(self) -> ColumnElement[bool]:
+        columns = self._table.c
+        return and_(columns.effects_committed_at.is_(None), columns.open_step.is_(None))
+
+    def _no_open_step(self) -> ColumnElement[bool]:
+        columns = self._table.c
+        return or_(columns.open_step.is_(None), columns.resolved_by.is_not(None))
 
     def _any_of(self, rules: Iterable[Rule]) -> ColumnElement[bool]:
         return or_(*(self._condition(rule) for rule in rules))
@@ -353,6 +366,8 @@ class Statements:
                     columns.outbox_event_id,
                     anew(self._bind("outbox_event_id"), "outbox_event_id"),
                 ),
+                (columns.steps, anew(null(), "steps")),
+                (columns.open_step, anew(null(), "open_step")),
                 (columns.created_at, anew(self._dialect.now(), "created_at")),
                 (columns.expires_at, anew(self._later("ttl"), "expires_at")),
                 (columns.request_hash, self._bind("request_hash")),
@@ -399,14 +414,28 @@ class Statements:
             .values(version=columns.version + 1, effects_committed_at=first)
         )
 
+    def _write_steps(self) -> Update:
+        columns = self._table.c
+        return (
+            update(self._table)
+            .where(self._owned, *self._dialect.short_wait())
+            .values(
+                version=columns.version + 1,
+                steps=self._bind("steps"),
+                open_step=self._bind("open_step"),
+            )
+        )
+
     def _endings(self, *, alone: bool) -> Endings:
         # Inside a transaction its own settings rule how long it waits.
         owned = and_(self._owned, *(self._dialect.short_wait() if alone else ()))
-        no_effects = self._table.c.effects_committed_at.is_(None)
+        # Steps that have all failed for certain are named by the caller.
+        steps = self._table.c.steps
+        nothing_ran = or_(steps.is_(None), steps == self._bind("steps"))
         return Endings(
             mark_succeeded=self._answered(owned, Status.SUCCEEDED, effects=not alone),
             mark_failed=self._answered(owned, Status.FAILED, effects=False),
-            release=delete(self._table).where(owned, no_effects),
+            release=delete(self._table).where(owned, self._no_effects(), nothing_ran),
         )
 
     def _answered(

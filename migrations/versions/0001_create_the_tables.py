@@ -80,6 +80,8 @@ def create_idempotency_record() -> None:
         sa.Column("resolved_by", exact_text(255), nullable=True),
         sa.Column("resolved_reason", exact_text(1000), nullable=True),
         sa.Column("effects_committed_at", INSTANT, nullable=True),
+        sa.Column("steps", LONG_BYTES, nullable=True),
+        sa.Column("open_step", exact_text(100), nullable=True),
         sa.Column("locked_until", INSTANT, nullable=True),
         sa.Column("expires_at", INSTANT, nullable=False),
         sa.Column("created_at", INSTANT, nullable=False),

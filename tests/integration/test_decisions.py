@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from sqlalchemy import insert
 from flask_idempotency.lifecycle import (
     Facts,
     Failure,
+    Resolution,
     Status,
     StoredResponse,
     Verdict,
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 HASH, OTHER = "v1:same", "v1:other"
 NOW = datetime.now(timezone.utc)
 PAST, FUTURE = NOW - timedelta(hours=1), NOW + timedelta(hours=1)
-FLAGS = list(itertools.product([False, True], repeat=4))
+FLAGS = list(itertools.product([False, True], repeat=5))
 
 
 def store_record(shop: Shop, key: str, facts: Facts) -> uuid.UUID:
@@ -49,7 +51,8 @@ def store_record(shop: Shop, key: str, facts: Facts) -> uuid.UUID:
         "task_id": keep("task"),
         "locked_until": (PAST if facts.lapsed else FUTURE) if processing else None,
         "expires_at": PAST if facts.gone else FUTURE,
-        "effects_committed_at": PAST if facts.effects else None,
+        "effects_committed_at": PAST if committed(facts) else None,
+        "open_step": keep("charge") if facts.open_step else None,
         "created_at": PAST,
     }
     if shop.database.name != "postgresql":
@@ -59,6 +62,11 @@ def store_record(shop: Shop, key: str, facts: Facts) -> uuid.UUID:
     return row_id
 
 
+def committed(facts: Facts) -> bool:
+    """Tell whether a record's effects are more than those of its open step."""
+    return facts.effects and not facts.open_step
+
+
 def _naive(value: Any) -> Any:
     return value.replace(tzinfo=None) if isinstance(value, datetime) else value
 
@@ -66,9 +74,16 @@ def _naive(value: Any) -> Any:
 def all_facts(status: Status) -> list[Facts]:
     """Return every combination that a record of a status can have."""
     return [
-        Facts(status=status, lapsed=lapsed, effects=effects, gone=gone, same=same)
-        for lapsed, effects, gone, same in FLAGS
-        if status is Status.PROCESSING or not lapsed
+        Facts(
+            status=status,
+            lapsed=lapsed,
+            effects=effects,
+            open_step=open_step,
+            gone=gone,
+            same=same,
+        )
+        for lapsed, effects, open_step, gone, same in FLAGS
+        if (status is Status.PROCESSING or not lapsed) and effects >= open_step
     ]
 
 
@@ -171,12 +186,56 @@ def test_release_needs_a_record_without_effects(shop: Shop) -> None:
         assert shop.record() is not None
 
 
+@pytest.mark.parametrize("status", Status)
+@pytest.mark.parametrize("force", [False, True])
+def test_resolve_settles_what_is_unknown(
+    shop: Shop, status: Status, *, force: bool
+) -> None:
+    """An operator settles an unknown outcome; by force also one that is to come."""
+    resolution = Resolution(ending=Failure(reason="x"), by="operator", reason="y")
+    with shop.app.app_context():
+        for number, facts in enumerate(all_facts(status)):
+            key = f"k{number}"
+            store_record(shop, key, facts)
+            # Whatever the hash is: an operator speaks of the key.
+            unknown = decide(replace(facts, same=True)) is Verdict.OUTCOME_UNKNOWN
+            coming = status is Status.PROCESSING or (
+                status is Status.FAILED and facts.open_step
+            )
+            store = shop.idempotency.store
+            record = store.resolve(shop.scope(key), resolution, force=force)
+            assert (record is not None) is (unknown or (force and coming)), facts
+            if record is not None:
+                assert record.open_step == ("charge" if facts.open_step else None)
+                assert record.facts(None).open_step is False
+
+
+@pytest.mark.parametrize("status", Status)
+def test_recovery_claims_what_is_unknown(shop: Shop, status: Status) -> None:
+    """Every unknown outcome of the same request can be recovered, and nothing else."""
+    with shop.app.app_context():
+        for number, facts in enumerate(all_facts(status)):
+            key = f"k{number}"
+            store_record(shop, key, facts)
+            store = shop.idempotency.store
+            claim = store.claim_recovery(shop.scope(key), HASH)
+            unknown = decide(facts) is Verdict.OUTCOME_UNKNOWN and facts.same
+            assert (claim is not None) is unknown, facts
+            if claim is not None:
+                assert store.mark_succeeded(claim, StoredResponse(code=201))
+
+
 def test_a_locked_row_counts_as_in_progress(shop: Shop) -> None:
     """Nothing waits for a record's lock: the claim answers at once."""
     if shop.database.name == "sqlite":
         pytest.skip("SQLite locks the database, not rows")
     facts = Facts(
-        status=Status.SUCCEEDED, lapsed=False, effects=False, gone=True, same=True
+        status=Status.SUCCEEDED,
+        lapsed=False,
+        effects=False,
+        open_step=False,
+        gone=True,
+        same=True,
     )
     with shop.app.app_context():
         row_id = store_record(shop, "k", facts)
@@ -220,7 +279,12 @@ def test_purge_deletes_by_age_and_owner(shop: Shop) -> None:
 def test_batches_are_bounded(shop: Shop) -> None:
     """One batch marks no more than its limit."""
     facts = Facts(
-        status=Status.SUCCEEDED, lapsed=False, effects=False, gone=True, same=True
+        status=Status.SUCCEEDED,
+        lapsed=False,
+        effects=False,
+        open_step=False,
+        gone=True,
+        same=True,
     )
     with shop.app.app_context():
         for number in range(5):

@@ -20,38 +20,45 @@ from flask_idempotency.lifecycle import (
     RecordView,
     Scope,
     Status,
+    Step,
+    StepState,
     Verdict,
     check_text,
     decide,
+    first_open,
+    have_run,
     is_takeable,
 )
 
 # Each column is yes, no or "-" (whatever it is); the last column says whether a
 # request may take the record over: never, always, or only with retry_failed.
 TABLE = """
-status      lapsed effects gone same  verdict                        taken
-processing  no     -       -    yes   in_progress                    never
-processing  no     -       -    no    request_hash_conflict          never
-processing  yes    no      no   yes   lease_lapsed                   always
-processing  yes    no      no   no    request_hash_conflict          never
-processing  yes    no      yes  -     expired_reusable               always
-processing  yes    yes     no   yes   outcome_unknown                never
-processing  yes    yes     no   no    request_hash_conflict          never
-processing  yes    yes     yes  -     outcome_unknown                never
-succeeded   -      -       no   yes   replayable                     never
-succeeded   -      -       no   no    request_hash_conflict          never
-succeeded   -      -       yes  -     expired_reusable               always
-failed      -      no      no   yes   failed_retry_requires_opt_in   opt-in
-failed      -      yes     no   yes   failed_retry_requires_opt_in   never
-failed      -      -       no   no    request_hash_conflict          never
-failed      -      -       yes  -     expired_reusable               always
-expired     -      -       -    -     expired_reusable               always
+status      lapsed effects open_step gone same  verdict                        taken
+processing  no     -       -         -    yes   in_progress                    never
+processing  no     -       -         -    no    request_hash_conflict          never
+processing  yes    no      no        no   yes   lease_lapsed                   always
+processing  yes    no      no        no   no    request_hash_conflict          never
+processing  yes    no      no        yes  -     expired_reusable               always
+processing  yes    yes     -         no   yes   outcome_unknown                never
+processing  yes    yes     -         no   no    request_hash_conflict          never
+processing  yes    yes     -         yes  -     outcome_unknown                never
+succeeded   -      -       -         no   yes   replayable                     never
+succeeded   -      -       -         no   no    request_hash_conflict          never
+succeeded   -      -       -         yes  -     expired_reusable               always
+failed      -      no      no        no   yes   failed_retry_requires_opt_in   opt-in
+failed      -      yes     -         no   yes   failed_retry_requires_opt_in   never
+failed      -      -       -         no   no    request_hash_conflict          never
+failed      -      -       no        yes  -     expired_reusable               always
+failed      -      yes     yes       yes  -     outcome_unknown                never
+expired     -      -       -         -    -     expired_reusable               always
 """
-FACTS = ("lapsed", "effects", "gone", "same")
+FACTS = ("lapsed", "effects", "open_step", "gone", "same")
 ALL_FACTS = [
-    Facts(status=status, **dict(zip(FACTS, flags, strict=True)))
+    facts
     for status in Status
     for flags in product((False, True), repeat=len(FACTS))
+    for facts in [Facts(status=status, **dict(zip(FACTS, flags, strict=True)))]
+    if facts.effects or not facts.open_step  # an open step may have had an effect
 ]
 
 
@@ -117,6 +124,14 @@ def test_nothing_runs_again_after_an_effect(facts: Facts) -> None:
     """While its key lives, a record with effects is never taken over."""
     if facts.effects and not facts.gone and facts.status is not Status.EXPIRED:
         assert not is_takeable(facts, retry_failed=True)
+
+
+@every_record
+def test_open_step_is_never_forgotten(facts: Facts) -> None:
+    """Nothing but an answer or a settlement ends the life of a key with an open step."""
+    if facts.open_step and facts.status in {Status.PROCESSING, Status.FAILED}:
+        assert not is_takeable(facts, retry_failed=True)
+        assert not any(rule.matches(facts) for rule in EXPIRABLE)
 
 
 @every_record
@@ -341,7 +356,12 @@ def record(**values: Any) -> RecordView:
 def test_facts_are_those_that_the_database_saw() -> None:
     """The times of a record are judged by the database's clock, when it was read."""
     assert record().facts("v1:x") == Facts(
-        status=Status.PROCESSING, lapsed=False, effects=False, gone=True, same=True
+        status=Status.PROCESSING,
+        lapsed=False,
+        effects=False,
+        open_step=False,
+        gone=True,
+        same=True,
     )
 
 
@@ -360,3 +380,41 @@ def test_time_of_an_effect_is_the_effect() -> None:
     """A record with a time of its first effect has effects."""
     instant = datetime(2030, 1, 1, tzinfo=timezone.utc)
     assert record(effects_committed_at=instant).facts(None).effects is True
+
+
+def test_open_step_is_an_effect_and_unsettled() -> None:
+    """What a step did that is open may be an effect, until somebody settles it."""
+    facts = record(open_step="charge").facts(None)
+    assert (facts.effects, facts.open_step) == (True, True)
+    settled = record(open_step="charge", resolved_by="operator").facts(None)
+    assert (settled.effects, settled.open_step) == (True, False)
+
+
+STEPS = (
+    Step(name="a", state=StepState.FINISHED, result='{"id": 1}'),
+    Step(name="b", state=StepState.FINISHED, result="null"),
+    Step(name="c", repeatable=True),
+    Step(name="d", ordinal=2, state=StepState.FAILED),
+    Step(name="e"),
+)
+
+
+def test_steps_of_a_record_are_the_results_of_the_finished_ones() -> None:
+    """``recover=`` gets what is known for certain, and cannot change it."""
+    steps: Any = record(all_steps=STEPS).steps
+    assert dict(steps) == {"a": {"id": 1}, "b": None}
+    with pytest.raises(TypeError):
+        steps["a"] = 2
+
+
+def test_only_a_step_that_may_not_be_repeated_is_open() -> None:
+    """A finished step, a failed one and a repeatable one leave nothing unknown."""
+    assert [step.open for step in STEPS] == [False, False, False, False, True]
+    assert (first_open(STEPS), first_open(STEPS[:4])) == ("e", None)
+
+
+def test_only_a_step_that_failed_for_certain_has_not_run() -> None:
+    """A key with any other step is not freed."""
+    assert [step.has_run for step in STEPS] == [True, True, True, False, True]
+    assert have_run(STEPS[:1])
+    assert not have_run(STEPS[3:4])
