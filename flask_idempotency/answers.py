@@ -14,7 +14,7 @@ from .exceptions import (
     IdempotencyPreviousFailure,
     IdempotencyResponseUnavailable,
 )
-from .lifecycle import Status, Verdict
+from .lifecycle import Status, Verdict, have_run
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -86,8 +86,8 @@ def duplicate_answer(decision: Decision) -> Answer[Any]:
         raise refusal(**facts)
     response = record.response
     if response is None or (record.status is Status.FAILED and response.body is None):
-        # Certain by the record alone: nothing was committed under its token.
-        safe = record.effects_committed_at is None
+        # Certain by the record alone: nothing was committed or called.
+        safe = not (record.effects_committed_at or have_run(record.all_steps))
         raise IdempotencyPreviousFailure(**facts, replayed=True, safe_new_key=safe)
     return Answer(
         stored=response,

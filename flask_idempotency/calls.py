@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from . import signals
 from .answers import duplicate_answer, first_answer
 from .atomic import AtomicTransaction
 from .claiming import Claiming
+from .codec import ResultCodec
 from .completion import CallOptions, Completion, Work, failure_of
 from .exceptions import (
     IdempotencyHTTPException,
@@ -26,7 +27,7 @@ from .exceptions import (
     LeaseLost,
     NestedCallError,
 )
-from .lifecycle import Decision, Verdict, decide
+from .lifecycle import Decision, Verdict, decide, have_run
 from .observation import Observer
 from .store.runner import SchemaMissing
 from .unit_of_work import Call, current_call
@@ -63,6 +64,8 @@ class GuardedCalls:
         store: Keeps the records.
         session: Gives the session whose commit carries effect and record.
         config: The application's settings.
+        dumps: Result to JSON text, the application's own.
+        loads: JSON text to value.
         sender: Sender of the signals, the application.
     """
 
@@ -72,6 +75,8 @@ class GuardedCalls:
         session: Callable[[], Session],
         config: Config,
         *,
+        dumps: Callable[[Any], str],
+        loads: Callable[[str | bytes], Any],
         sender: object = None,
     ) -> None:
         self._store = store
@@ -81,6 +86,11 @@ class GuardedCalls:
         self._claiming = Claiming(store, config)
         self._observer = Observer(store, sender)
         self._sender = sender
+        self._dumps = dumps
+        self._loads = loads
+        self._results = ResultCodec(
+            dumps=dumps, loads=loads, max_size=config.max_response_size
+        )
 
     def call(
         self,
@@ -135,6 +145,8 @@ class GuardedCalls:
             max_runtime_seconds=options.max_runtime_seconds or _LEASES * lease,
             store=self._store,
             session=self._session(),
+            find_session=self._session,
+            results=self._results,
             parent=current_call.get(),
         )
         if call.host is not None:
@@ -229,7 +241,7 @@ class GuardedCalls:
         record = self._store.look(scope)
         verdict = decide(record.facts(request_hash)) if record else Verdict.MISSING
         if verdict in {Verdict.MISSING, Verdict.EXPIRED_REUSABLE}:
-            if call.committed:
+            if call.committed or (call.claim and have_run(call.claim.steps)):
                 raise IdempotencyOutcomeUnknown
             raise IdempotencyLeaseLost(retry_after_seconds=1)
         return Decision(outcome=verdict, record=record)

@@ -23,7 +23,6 @@ from .waiting import Waiters
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
-    from sqlalchemy.orm import Session
 
     from .completion import CallOptions
     from .config import Config
@@ -124,7 +123,7 @@ class Claiming:
             return False
         session = call.session
         if session.in_transaction():
-            if _has_changes(session) or has_written(connection_of(call)):
+            if has_changes(session) or has_written(connection_of(call)):
                 return False
             session.commit()
         return True
@@ -214,10 +213,6 @@ _EARLY_WRITES = (
     "transaction would hide the claim. Commit them there, or set "
     "IDEMPOTENCY_BEFORE_VIEW_WRITES = 'commit'."
 )
-
-
-def _has_changes(session: Session) -> bool:
-    return bool(session.new or session.dirty or session.deleted)
 
 
 def _aged(decision: Decision, seconds: float) -> Decision:

@@ -356,7 +356,8 @@ def _unreleased(ending: Ending, claim: Claim | None) -> StoredResponse | Failure
     if not isinstance(ending, Release):
         return ending
     log.warning(
-        "'%s' answered that nothing was done after a commit, so its key is not freed.",
+        "'%s' answered that nothing was done after a commit or a step, so its key is "
+        "not freed.",
         claim.scope.route if claim else "",
     )
     return ending.otherwise

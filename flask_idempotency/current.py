@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .lifecycle import derived_id
+from .steps import run_step
 from .unit_of_work import Call, current_call
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .lifecycle import Claim, Scope
 
 
 class CurrentIdempotency:
     """
-    Read-only view of the innermost guarded call.
+    The innermost guarded call, as the code in it sees it.
 
     Outside of any call every attribute raises ``RuntimeError``. In a call without a
     key ``active`` is False and ``derive_key`` is another one in each call, so that one
@@ -67,6 +70,51 @@ class CurrentIdempotency:
         if call.claim is not None:
             return call.claim.derive_id("key", *names)
         return derived_id(call.loose_id, "key", *names)
+
+    def run_step(
+        self,
+        name: str,
+        fn: Callable[[str], object],
+        *,
+        repeatable: bool = False,
+        definite: tuple[type[BaseException], ...] = (),
+    ) -> Any:
+        """
+        Call a foreign system once per operation, and return what it answered.
+
+        The result is stored at once, whatever becomes of the call: a later attempt of
+        the operation gets it instead of calling again. Steps come before the first
+        write of the session. A read transaction of the session is ended where it would
+        keep the step from being stored. In a call without a key `fn` is just called,
+        under the same rules and with a random key.
+
+        Args:
+            name: Which step it is; within one operation the same name is the same step.
+            fn: Called with the step's downstream key, which a provider that honours it
+                takes to perform the step once. It must not write in the session.
+            repeatable: A step that was started and has not finished may be called again
+                with the same key. Otherwise nobody calls it again, and the outcome of a
+                call that dies there is unknown.
+            definite: Exceptions that say for certain that nothing took effect. They
+                go on to the caller, and the next try of the step gets another key.
+
+        Returns:
+            The decoded JSON of what `fn` returned, in every attempt.
+
+        Raises:
+            IdempotencyConfigError: If the session has written something, before the
+                step or in it, or if an open step is called again.
+            IdempotencyStoreUnavailable: If the step cannot be stored now.
+            LeaseLost: If the operation belongs to another call by now.
+            NestedCallError: Inside another step, or in an inner call that could not
+                keep it.
+            ResultNotStorable: If the result has no JSON form or is too large.
+            TypeError: If `definite` is no tuple of exception classes.
+            ValueError: If the name is empty, too long or not storable.
+        """
+        return run_step(
+            self._call(), name, fn, repeatable=repeatable, definite=definite
+        )
 
     def _claim(self) -> Claim | None:
         return self._call().claim

@@ -6,8 +6,8 @@ Errors of this library, their codes and HTTP statuses.
     IdempotencyError
     ├── IdempotencyConfigError          the application is set up wrongly
     ├── LeaseLost                       another owner took the operation over
-    ├── NestedCallError                 a call inside a call with the same key
-    ├── ResultNotStorable               a result has no JSON form
+    ├── NestedCallError                 a call or step where none may be
+    ├── ResultNotStorable               a result has no JSON form, or a long one
     └── IdempotencyHTTPException        answered to the client as a Problem
         ├── IdempotencyKeyMissing               400
         ├── IdempotencyKeyInvalid               400
@@ -54,11 +54,11 @@ class LeaseLost(IdempotencyError):  # noqa: N818 - the word that users search fo
 
 
 class NestedCallError(IdempotencyError):
-    """A guarded call runs inside another one with the very same scope."""
+    """A guarded call or step stands inside another one that does not allow it."""
 
 
 class ResultNotStorable(IdempotencyError):  # noqa: N818 - a state, as ``LeaseLost``
-    """The handler's result has no JSON form, so no duplicate could get it."""
+    """A result has no JSON form or is too large, so no duplicate could get it."""
 
 
 class IdempotencyHTTPException(IdempotencyError, HTTPException):  # noqa: N818
@@ -176,13 +176,14 @@ class IdempotencyInProgress(IdempotencyHTTPException):
 
 
 class IdempotencyOutcomeUnknown(IdempotencyHTTPException):
-    """A call stopped after it had committed a part, and left no answer."""
+    """A call stopped after a part had, or may have, taken effect; it left no answer."""
 
     code = 409
     error_code = "IDEMPOTENCY_OUTCOME_UNKNOWN"
     description = (
         "An earlier request with this idempotency key was interrupted after a part of "
-        "it had taken effect. It is not run again; ask the operator of the service."
+        "it had taken effect, or may have. It is not run again; ask the operator of "
+        "the service."
     )
 
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 PLACES = (
     "before_claim",
     "after_claim",
+    "before_step",
+    "in_step",  # its start is stored, and it is called next
+    "after_step",  # it was called, and its result is stored next
     "after_intent",  # noted, not yet committed in another database
     "after_view",
     "before_commit",

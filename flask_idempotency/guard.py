@@ -16,12 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
-    from sqlalchemy.orm import Session
-
-    from .config import Config
     from .lifecycle import IdBuilder, RecordView, Scope
     from .settings import Duration
-    from .store import IdempotencyStore
 
 _SUCCESS = 200
 
@@ -56,31 +52,7 @@ class MutationResult:
 
 
 class IdempotencyMutationGuard(GuardedCalls):
-    """
-    Runs mutations so that each takes effect once per scope.
-
-    Args:
-        store: Keeps the records.
-        session: Gives the session whose commit carries effect and record.
-        config: The application's settings.
-        dumps: Result to JSON text, the application's own.
-        loads: JSON text to value.
-        sender: Sender of the signals, the application.
-    """
-
-    def __init__(
-        self,
-        store: IdempotencyStore,
-        session: Callable[[], Session],
-        config: Config,
-        *,
-        dumps: Callable[[Any], str],
-        loads: Callable[[bytes], Any],
-        sender: object = None,
-    ) -> None:
-        super().__init__(store, session, config, sender=sender)
-        self._dumps = dumps
-        self._loads = loads
+    """Runs mutations so that each takes effect once per scope."""
 
     def run(
         self,

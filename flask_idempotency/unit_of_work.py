@@ -16,13 +16,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from .lifecycle import Failure, StoredResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session
 
     from .atomic import AtomicTransaction
-    from .lifecycle import Claim
+    from .codec import ResultCodec
+    from .lifecycle import Claim, Step
     from .store import IdempotencyStore
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ class Call:
     Attributes:
         claim: ``None`` for a call that is not recorded.
         session: The session whose commit completes the call.
+        find_session: Gives the session of the current context.
+        results: How the results of steps are kept.
         parent: The call around it.
         transaction: The one of an atomic call, in which commits are savepoints.
         lease_seconds: How long its claim lasts, and each renewal of it.
@@ -65,11 +68,15 @@ class Call:
         lost: The record is no longer ours; nothing of this call may be committed.
         elsewhere: It writes on another engine, so that no commit can carry its ending.
         kept: Its effect was committed without its ending for that reason.
+        step: Name of the step that is being called.
+        unrecorded_steps: Without a claim, which has its own: the steps so far.
     """
 
     claim: Claim | None
     store: IdempotencyStore
     session: Session
+    find_session: Callable[[], Session]
+    results: ResultCodec
     parent: Call | None = None
     transaction: AtomicTransaction | None = None
     lease_seconds: float = 0.0
@@ -83,6 +90,8 @@ class Call:
     lost: bool = False
     elsewhere: bool = False
     kept: bool = False
+    step: str | None = None
+    unrecorded_steps: tuple[Step, ...] = ()
 
     @cached_property
     def loose_id(self) -> UUID:
