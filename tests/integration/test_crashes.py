@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import event, select
 
-from flask_idempotency import failpoints
+from flask_idempotency import current_idempotency, failpoints
 from tests.shop import Shop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
+    from pathlib import Path
 
     from flask_idempotency import RecordView
     from tests.databases import Database
@@ -180,6 +181,122 @@ def test_next_request_after_a_kill(
     assert shop.runs == runs
     there = crash.stays or (crash.runs_again and status < 400)
     assert shop.accounts() == (["first"] if there else [])
+
+
+class Provider:
+    """
+    A provider whose books are a file, which outlives whoever is killed.
+
+    Args:
+        books: Where it writes the key of each request.
+        dies: Whether it takes its caller with it.
+    """
+
+    def __init__(self, books: Path, *, dies: bool = False) -> None:
+        self._books = books
+        self._dies = dies
+
+    @property
+    def keys(self) -> list[str]:
+        """The key of each request for a charge."""
+        return self._books.read_text().split() if self._books.exists() else []
+
+    def charge(self, key: str) -> dict[str, Any]:
+        """Charge under a key."""
+        with self._books.open("a") as books:
+            books.write(f"{key}\n")
+        if self._dies:
+            _die()
+        return {"id": len(self.keys)}
+
+
+@dataclass(frozen=True)
+class StepCrash:
+    """
+    A place of death around a step, and what is right then.
+
+    Attributes:
+        place: Where the process dies; None: at the provider, which has charged.
+        repeatable: Whether the step may be called again with its key.
+        calls: How often the provider was asked when the process is gone.
+        again: How often it is asked by the next request; None if that must not run.
+        stays: Whether the account is there when the process is gone.
+    """
+
+    place: str | None
+    repeatable: bool = False
+    calls: int = 1
+    again: int | None = 0
+    stays: bool = False
+
+    def __str__(self) -> str:
+        """Name it in a test's id."""
+        kind = "repeatable" if self.repeatable else "once"
+        return f"{self.place or 'at_provider'}-{kind}"
+
+
+STEP_CRASHES = [
+    StepCrash("before_step", calls=0, again=1),
+    StepCrash("in_step", calls=0, again=None),
+    StepCrash("in_step", repeatable=True, calls=0, again=1),
+    StepCrash(None, again=None),
+    StepCrash(None, repeatable=True, again=1),
+    StepCrash("after_step", again=None),
+    StepCrash("after_step", repeatable=True, again=1),
+    StepCrash("after_view"),
+    StepCrash("before_commit"),
+    StepCrash("after_commit", stays=True),
+]
+
+
+def _pay(shop: Shop, provider: Provider, crash: StepCrash) -> None:
+    """Serve a view that charges in a step, then adds the account."""
+
+    def view() -> Any:
+        charge = current_idempotency.run_step(
+            "charge", provider.charge, repeatable=crash.repeatable
+        )
+        shop.add()
+        return charge, 201
+
+    shop.view(view)
+
+
+def _crash_around_step(database: Database, books: Path, crash: StepCrash) -> None:
+    shop = Shop(database)
+    if crash.place is not None:
+        failpoints.set_failpoint(crash.place, _die)
+    _pay(shop, Provider(books, dies=crash.place is None), crash)
+    shop.post()
+
+
+@pytest.mark.parametrize("crash", STEP_CRASHES, ids=str)
+def test_next_request_after_a_kill_around_a_step(
+    database: Database, shop: Shop, tmp_path: Path, crash: StepCrash
+) -> None:
+    """
+    A charge is neither doubled nor forgotten.
+
+    One that may be asked for again is asked for under the same key.
+    """
+    provider = Provider(tmp_path / "books")
+    die(_crash_around_step, database, tmp_path / "books", crash)
+    assert len(provider.keys) == crash.calls
+    assert shop.accounts() == (["first"] if crash.stays else [])
+    _pay(shop, provider, crash)
+    settle_down(shop)
+    status = 409 if crash.again is None else 201
+    answers = [shop.post() for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [status, status]
+    assert len(provider.keys) == crash.calls + (crash.again or 0)
+    assert len(set(provider.keys)) <= 1
+    assert shop.accounts() == ([] if crash.again is None else ["first"])
+    record = shop.record()
+    assert record is not None
+    if crash.again is None:
+        assert (record.open_step, record.attempts) == ("charge", 1)
+    else:
+        assert record.steps == {"charge": {"id": len(provider.keys)}}
 
 
 def _crash_in_commit(database: Database) -> None:

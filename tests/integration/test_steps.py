@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,8 @@ from flask_idempotency.exceptions import (
 from tests.shop import elsewhere, is_replay
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flask_idempotency import RecordView
     from tests.databases import Database
     from tests.shop import Shop
