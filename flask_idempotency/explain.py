@@ -1,13 +1,13 @@
-"""One sentence for each verdict, for people who ask why."""
+"""What a verdict and the steps of a record mean, for people who ask why."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .lifecycle import Verdict
+from .lifecycle import StepState, Verdict
 
 if TYPE_CHECKING:
-    from .lifecycle import RecordView
+    from .lifecycle import RecordView, Step
 
 _SENTENCES = {
     Verdict.MISSING: (
@@ -43,6 +43,18 @@ _FAILED_WITH_EFFECTS = (
     "The operation failed ({failure}) after it had committed a part; a duplicate gets "
     "the failure, also with retry_failed=True."
 )
+#: The same where nothing was committed for certain, but a step is open.
+_WITH_OPEN_STEP = {
+    Verdict.OUTCOME_UNKNOWN: (
+        "Attempt {attempts} ended in a step that may have taken effect; it is never run "
+        "again. The route's recover= may find its answer, or 'flask idempotency "
+        "resolve' settles it."
+    ),
+    Verdict.FAILED_RETRY_REQUIRES_OPT_IN: (
+        "The operation failed ({failure}) after a step that may have taken effect; a "
+        "duplicate gets the failure, also with retry_failed=True."
+    ),
+}
 
 
 def short_lease(lease_seconds: float, limit_seconds: float) -> str:
@@ -56,19 +68,41 @@ def short_lease(lease_seconds: float, limit_seconds: float) -> str:
 
 
 def explain(verdict: Verdict, record: RecordView | None) -> str:
-    """Return the sentence that explains a verdict on a record."""
+    """Return the sentences that explain a verdict on a record."""
     if record is None:
         return _SENTENCES[verdict]
-    sentence = _SENTENCES[verdict]
-    failed = verdict is Verdict.FAILED_RETRY_REQUIRES_OPT_IN
-    if failed and record.effects_committed_at is not None:
-        sentence = _FAILED_WITH_EFFECTS
-    explanation = sentence.format(
+    explanation = _sentence(verdict, record).format(
         attempts=record.attempts,
         code=record.response.code if record.response else "none",
         failure=record.failure or "unknown reason",
         left=record.lease_seconds_left,
     )
-    if record.resolved_by is None:
-        return explanation
-    return f"Settled by {record.resolved_by}: {record.resolved_reason}. {explanation}"
+    if record.resolved_by is not None:
+        settled = f"Settled by {record.resolved_by}: {record.resolved_reason}."
+        explanation = f"{settled} {explanation}"
+    if record.all_steps:
+        explanation += f" Steps: {describe_steps(record.all_steps)}."
+    return explanation
+
+
+def _sentence(verdict: Verdict, record: RecordView) -> str:
+    if record.open_step is not None and verdict in _WITH_OPEN_STEP:
+        return _WITH_OPEN_STEP[verdict]
+    failed = verdict is Verdict.FAILED_RETRY_REQUIRES_OPT_IN
+    if failed and record.effects_committed_at is not None:
+        return _FAILED_WITH_EFFECTS
+    return _SENTENCES[verdict]
+
+
+def describe_steps(steps: tuple[Step, ...]) -> str:
+    """Say in words what became of some steps."""
+    return ", ".join(f"step '{step.name}' {_fate(step)}" for step in steps)
+
+
+def _fate(step: Step) -> str:
+    if step.state is StepState.FINISHED:
+        return "has finished"
+    if step.state is StepState.FAILED:
+        return "failed without effect"
+    again = " and may be repeated" if step.repeatable else ""
+    return f"was started and not finished{again}"

@@ -12,6 +12,7 @@ import click
 from flask.cli import with_appcontext
 
 from flask_idempotency.exceptions import IdempotencyKeyInvalid
+from flask_idempotency.explain import describe_steps
 from flask_idempotency.keys import parse_key
 from flask_idempotency.lifecycle import SCOPE_LENGTHS, Scope, Verdict, check_text
 from flask_idempotency.ops import maintenance
@@ -202,7 +203,8 @@ def diagnose(*, request_hash: str | None, as_json: bool, **scope_parts: str) -> 
       request_hash_conflict         the key is another request's: 422
       in_progress                   the first request still runs: 409
       lease_lapsed                  the first one died without effect: it runs
-      outcome_unknown               the first one died after an effect: 409
+      outcome_unknown               the first one died after an effect, or in a step
+                                    that may have had one: 409
       failed_retry_requires_opt_in  it gets the failure, or runs if opted in
       expired_reusable              the key's life is over: it runs anew
 
@@ -211,14 +213,18 @@ def diagnose(*, request_hash: str | None, as_json: bool, **scope_parts: str) -> 
       diagnosis, explanation, tenant_id, user_id, route, idempotency_key,
       status, attempts, request_hash, response_code, response_body,
       response_body_encoding ("text" or "base64"), task_id, outbox_event_id,
-      failure, resolved_by, resolved_reason, record_id, operation_id, and in UTC
-      created_at, completed_at, effects_committed_at, locked_until, expires_at.
+      failure, resolved_by, resolved_reason, open_step (its name), steps (each with
+      name, state "started", "finished" or "failed", repeatable and result),
+      record_id, operation_id, and in UTC created_at, completed_at,
+      effects_committed_at, locked_until, expires_at.
     """  # noqa: D301 - click keeps the lines of a paragraph after a backspace
     diagnosis = get_state().store.diagnose(Scope(**scope_parts), request_hash)
     report = _diagnosis_report(diagnosis)
     if as_json:
         click.echo(json.dumps(report, sort_keys=True, indent=2))
         return
+    record = diagnosis.record
+    report["steps"] = describe_steps(record.all_steps) or None if record else None
     width = max(map(len, report))
     for name, value in report.items():
         if value is not None:
@@ -243,6 +249,8 @@ def _diagnosis_report(diagnosis: Diagnosis) -> dict[str, Any]:
         "failure": record and record.failure,
         "resolved_by": record and record.resolved_by,
         "resolved_reason": record and record.resolved_reason,
+        "open_step": record and record.open_step,
+        "steps": _steps_report(diagnosis.diagnosis, record),
         "record_id": record and str(record.id),
         "operation_id": record and str(record.operation_id),
         "created_at": record and _instant(record.created_at),
@@ -272,6 +280,24 @@ def _answer_report(verdict: Verdict, record: RecordView | None) -> dict[str, Any
         "response_body": text,
         "response_body_encoding": encoding,
     }
+
+
+def _steps_report(
+    verdict: Verdict, record: RecordView | None
+) -> list[dict[str, Any]] | None:
+    """Show the steps; their results, as the answer, not to another request."""
+    if record is None or not record.all_steps:
+        return None
+    hidden = verdict is Verdict.REQUEST_HASH_CONFLICT
+    return [
+        {
+            "name": step.name,
+            "state": step.state.value,
+            "repeatable": step.repeatable,
+            "result": None if hidden else record.steps.get(step.name),
+        }
+        for step in record.all_steps
+    ]
 
 
 def printable(text: str) -> str:

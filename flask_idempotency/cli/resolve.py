@@ -50,7 +50,7 @@ def resolve(
     *, outcome: str | None, as_json: bool, force: bool, yes: bool, **given: Any
 ) -> None:
     """
-    Settle a request that committed a part and left no answer.
+    Settle a request that committed a part, or left a step open, without an answer.
 
     Look at it with 'diagnose' first, and at what it left in your tables. Afterwards
     duplicates get what you say here; a process that wakes up late commits nothing.

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import uuid
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
-from flask_idempotency import Idempotency, fingerprint
+from flask_idempotency import Idempotency, current_idempotency, fingerprint
 from flask_idempotency.cli import idempotency as group
 from tests.shop import ROUTE, cut_off, elsewhere
 
@@ -48,6 +49,8 @@ FIELDS = {
     "failure": str,
     "resolved_by": str,
     "resolved_reason": str,
+    "open_step": str,
+    "steps": list,
     "record_id": str,
     "operation_id": str,
     "created_at": str,
@@ -248,6 +251,8 @@ def test_replayable_is_reported_whole(shop: Shop) -> None:
         "failure": None,
         "resolved_by": None,
         "resolved_reason": None,
+        "open_step": None,
+        "steps": None,
         "record_id": str(result.record_id),
         "locked_until": None,
     }
@@ -300,6 +305,64 @@ def test_failure_is_explained(shop: Shop) -> None:
     report = report_of(diagnose(shop, "--json"))
     assert report["failure"] == "builtins.ZeroDivisionError"
     assert "ZeroDivisionError" in report["explanation"]
+
+
+def stepping(shop: Shop) -> None:
+    """Let a request fail in the third of its steps."""
+
+    def view() -> None:
+        current_idempotency.run_step("charge", lambda _key: {"id": 7})
+        with suppress(ValueError):
+            current_idempotency.run_step("ask", lambda _k: int("x"), repeatable=True)
+        with suppress(ValueError):
+            current_idempotency.run_step(
+                "try", lambda _k: int("x"), definite=(ValueError,)
+            )
+        current_idempotency.run_step("mail", lambda _key: 1 / 0)
+
+    shop.view(view)
+    assert shop.post().status_code == 500
+
+
+STEPS_IN_WORDS = (
+    "step 'charge' has finished, step 'ask' was started and not finished and may be "
+    "repeated, step 'try' failed without effect, step 'mail' was started and not "
+    "finished"
+)
+
+
+@on_sqlite
+def test_steps_are_reported(shop: Shop) -> None:
+    """An operator sees what each step is known to have done."""
+    stepping(shop)
+    report = report_of(diagnose(shop, "--json"))
+    assert report["open_step"] == "mail"
+    members = ("name", "state", "repeatable", "result")
+    assert [tuple(step[m] for m in members) for step in report["steps"]] == [
+        ("charge", "finished", False, {"id": 7}),
+        ("ask", "started", True, None),
+        ("try", "failed", False, None),
+        ("mail", "started", False, None),
+    ]
+    assert report["explanation"] == (
+        "The operation failed (builtins.ZeroDivisionError) after a step that may have "
+        "taken effect; a duplicate gets the failure, also with retry_failed=True. "
+        f"Steps: {STEPS_IN_WORDS}."
+    )
+    other = report_of(diagnose(shop, *OTHER_HASH, "--json"))
+    assert [step["result"] for step in other["steps"]] == [None] * 4
+
+
+@on_sqlite
+def test_steps_are_shown_in_words(shop: Shop) -> None:
+    """The text says the same to people."""
+    stepping(shop)
+    shop.outlive()
+    lines = diagnose(shop).stdout.splitlines()
+    assert lines[0].split() == ["diagnosis", "outcome_unknown"]
+    assert lines[1].partition(" ")[2].strip().startswith("Attempt 1 ended in a step")
+    found = [line.partition(" ")[2].strip() for line in lines if line[:5] == "steps"]
+    assert found == [STEPS_IN_WORDS]
 
 
 @on_sqlite
