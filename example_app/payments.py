@@ -35,14 +35,17 @@ def create_payment() -> ResponseReturnValue:
     """
     Charge an amount in cents: ``{"amount": 1250}``.
 
-    The provider is called before the first row is written. So a call that fails has no
-    effect here, the retry may run the view again (``retry_failed``), and the provider
-    gets the same key in every attempt: whatever happened on the way, it charges once.
+    The charge is a step, before the first row is written. Once the provider has
+    answered, no retry asks it again, whatever fails afterwards. It honours keys, so the
+    step is repeatable: where its answer was lost, a retry (``retry_failed``) asks again
+    with the same key, and the provider charges once.
     """
     amount = body_field("amount")
     if type(amount) is not int or not 0 < amount <= MAX_AMOUNT:
         abort(400, f"The amount must be a whole number from 1 to {MAX_AMOUNT}.")
-    reference = charge(amount, current_idempotency.derive_key("charge"))
+    reference = current_idempotency.run_step(
+        "charge", lambda key: charge(amount, key), repeatable=True
+    )
     payment = Payment(tenant_id=g.caller.tenant_id, reference=reference, amount=amount)
     db.session.add(payment)
     db.session.flush()  # for the id; @idempotent commits

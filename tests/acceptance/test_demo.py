@@ -67,6 +67,7 @@ def test_demo_succeeds(played: subprocess.CompletedProcess[str]) -> None:
         r"provider events +1$",
         r"account-\w+ +accounts\.create +replayable$",
         r"broken-\w+ +POST /demo/broken +failed_retry_requires_opt_in$",
+        r"payment-\w+ +POST /payments +replayable\n.*\n +Steps: step 'charge' has finished\.$",
     ],
 )
 def test_demo_tells_the_story(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import pytest
 from flask import json
-from sqlalchemy import func, select
+from sqlalchemy import event, func, select
 from werkzeug.serving import make_server
 
 from example_app import create_app
@@ -412,6 +412,25 @@ def test_payment_attempts_share_the_provider_key(example: Example) -> None:
 
     first, second = example.provider_log()["requests"]
     assert first == second
+
+
+def test_payment_that_could_not_be_stored_is_not_charged_again(
+    example: Example,
+) -> None:
+    """What the provider has answered is kept, though the payment's row was not."""
+
+    def fail(_mapper: Any, _connection: Any, _payment: Payment) -> None:
+        message = "disk full"
+        raise RuntimeError(message)
+
+    event.listen(Payment, "before_insert", fail)
+    try:
+        assert example.payment().status_code == 500
+    finally:
+        event.remove(Payment, "before_insert", fail)
+
+    assert example.payment().get_json()["reference"] == "charge-1"
+    assert len(example.provider_log()["requests"]) == 1
 
 
 def test_payments_under_two_keys_are_two_charges(example: Example) -> None:
