@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,7 +26,7 @@ from flask_idempotency.exceptions import (
     NestedCallError,
     ResultNotStorable,
 )
-from tests.shop import elsewhere, is_replay
+from tests.shop import cut_off, elsewhere, is_replay, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -375,6 +375,41 @@ def test_result_of_a_late_owner_is_not_used(shop: Shop, provider: Provider) -> N
     answer = shop.post()
     assert (answer.json, is_replay(answer)) == ({"charge": 2}, True)
     assert (len(set(provider.keys)), shop.runs) == (1, ["first"])
+
+
+def test_step_that_cannot_be_started(shop: Shop, provider: Provider) -> None:
+    """While the store is down nothing is called; later the request runs."""
+
+    def view() -> Any:
+        with cut_off(shop):
+            return current_idempotency.run_step("charge", provider.charge)
+
+    shop.view(view)
+    unavailable(shop.post())
+    shop.lapse()
+    shop.view(lambda: current_idempotency.run_step("charge", provider.charge))
+    assert shop.post().json == {"id": 1}
+
+
+def test_step_whose_result_cannot_be_stored(shop: Shop, provider: Provider) -> None:
+    """It was called, so it stays open, and what became of it is unknown."""
+
+    def view() -> Any:
+        with ExitStack() as down:
+
+            def fn(key: str) -> Any:
+                down.enter_context(cut_off(shop))
+                return provider.charge(key)
+
+            return current_idempotency.run_step("charge", fn)
+
+    shop.view(view, retry_failed=True)
+    unavailable(shop.post())
+    assert found(shop).open_step == "charge"
+    shop.lapse()
+    shop.outlive()
+    assert [shop.post().status_code for _ in range(2)] == [409, 409]
+    assert len(provider.keys) == 1
 
 
 def test_record_that_vanished_under_a_step(shop: Shop, provider: Provider) -> None:

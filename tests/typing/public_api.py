@@ -180,6 +180,9 @@ if TYPE_CHECKING:
         assert_type(current_idempotency.scope, Scope | None)
         assert_type(current_idempotency.attempt, int)
         assert_type(current_idempotency.derive_key("charge"), str)
+        assert_type(current_idempotency.run_step("charge", str, repeatable=True), Any)
+        current_idempotency.run_step("charge", str, definite=(ValueError, KeyError))
+        current_idempotency.run_step("charge", str, definite=ValueError)  # type: ignore[arg-type]
         current_idempotency.active = True  # type: ignore[misc]
 
     def check_values(scope: Scope, error: IdempotencyHTTPException) -> None:
