@@ -49,6 +49,7 @@ _IN_PROCESS = {
     "test_id_that_no_row_can_have_is_not_found",
     "test_every_mutating_route_is_declared",
     "test_missing_tables_are_explained",
+    "test_payment_that_could_not_be_stored_is_not_charged_again",
     "test_unreachable_provider_is_a_bad_gateway",
 }
 
