@@ -499,19 +499,24 @@ def test_step_writes_nothing_in_the_session(
     assert (found(shop).open_step, shop.accounts()) == ("charge", [])
 
 
+def strictest(database: Database) -> dict[str, Any]:
+    """Return engine options by which a transaction keeps one snapshot."""
+    if database.name == "sqlite":  # which has only one level
+        return {}
+    options: dict[str, Any] = {"isolation_level": "SERIALIZABLE"}
+    if database.name == "mariadb":  # the default from MariaDB 11.8 on
+        snapshots = "SET innodb_snapshot_isolation = ON"
+        options["connect_args"] = {"init_command": snapshots}
+    return options
+
+
 def test_reading_around_a_step(
     make_shop: Callable[..., Shop],
     provider: Provider,
     database: Database,
 ) -> None:
     """Snapshots from before and from inside a step do not hide it from the commit."""
-    options: dict[str, Any] = {"isolation_level": "SERIALIZABLE"}
-    if database.name == "mariadb":  # the default from MariaDB 11.8 on
-        snapshots = "SET innodb_snapshot_isolation = ON"
-        options["connect_args"] = {"init_command": snapshots}
-    if database.name == "sqlite":  # which has only one level
-        options = {}
-    shop = make_shop(SQLALCHEMY_ENGINE_OPTIONS=options)
+    shop = make_shop(SQLALCHEMY_ENGINE_OPTIONS=strictest(database))
 
     def read() -> None:
         shop.db.session.query(shop.Account).all()
@@ -529,6 +534,37 @@ def test_reading_around_a_step(
 
     shop.view(view)
     assert [shop.post().status_code for _ in range(2)] == [201, 201]
+    assert (shop.accounts(), len(provider.keys)) == (["first"], 1)
+
+
+def test_step_in_an_atomic_view(
+    make_shop: Callable[..., Shop], provider: Provider, database: Database
+) -> None:
+    """Its result is durable beside the one transaction, which may begin anew."""
+    shop = make_shop(SQLALCHEMY_ENGINE_OPTIONS=strictest(database))
+
+    def read() -> None:
+        shop.db.session.query(shop.Account).all()
+
+    def fn(key: str) -> Any:
+        read()
+        return provider.charge(key)
+
+    def view() -> Any:
+        read()
+        shop.db.session.commit()
+        read()
+        charge = current_idempotency.run_step("charge", fn)
+        read()
+        shop.add()
+        shop.db.session.commit()
+        with pytest.raises(IdempotencyConfigError, match="before the first write"):
+            current_idempotency.run_step("late", provider.charge)
+        return charge, 201
+
+    shop.view(failing(view), atomic=True, retry_failed=True)
+    codes = [shop.post().status_code for _ in range(3)]
+    assert codes == [500, 201, 201]
     assert (shop.accounts(), len(provider.keys)) == (["first"], 1)
 
 
@@ -582,13 +618,7 @@ def test_step_of_a_joined_inner_call(
     make_shop: Callable[..., Shop], provider: Provider, database: Database
 ) -> None:
     """Where an inner claim may be rolled back, its step cannot be kept."""
-    options: dict[str, Any] = {"isolation_level": "REPEATABLE READ"}
-    if database.name == "mariadb":
-        snapshots = "SET innodb_snapshot_isolation = ON"
-        options["connect_args"] = {"init_command": snapshots}
-    if database.name == "sqlite":
-        options = {}
-    shop = make_shop(SQLALCHEMY_ENGINE_OPTIONS=options)
+    shop = make_shop(SQLALCHEMY_ENGINE_OPTIONS=strictest(database))
 
     def view() -> str:
         shop.add()
