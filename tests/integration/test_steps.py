@@ -752,10 +752,11 @@ def test_step_outside_of_a_call() -> None:
         current_idempotency.run_step("charge", str)
 
 
-def test_steps_on_sqlite_in_memory(provider: Provider) -> None:
+@pytest.mark.parametrize("atomic", [False, True])
+def test_steps_on_sqlite_in_memory(provider: Provider, *, atomic: bool) -> None:
     """With the session's only connection a step is kept as a claim is."""
     app = Flask("memory")
-    app.config["SQLALCHEMY_DATABASE_URI"] = "sqlite://"
+    app.config.update(SQLALCHEMY_DATABASE_URI="sqlite://", IDEMPOTENCY_ATOMIC=atomic)
     db = SQLAlchemy(app)
     idempotency = Idempotency(app, db)
     scope = Scope(tenant_id="", user_id="", route="r", idempotency_key="k")
