@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from . import failpoints
 from .exceptions import (
@@ -23,7 +23,7 @@ from .exceptions import (
 )
 from .keeper import keeper
 from .ledger import hold, keeps_work
-from .lifecycle import Failure, Status, StoredResponse
+from .lifecycle import Failure, Status, StoredResponse, first_open
 from .unit_of_work import (
     Release,
     can_commit,
@@ -319,16 +319,22 @@ class Completion:
                 return
             self._note_escaped(call)
             failpoints.reach("before_outcome")
-            if call.recovering:
-                call.lost = not self._store.hand_back(call.claim)
-            else:
-                call.lost = not (
-                    (retryable and self._store.release(call.claim))
-                    or self._store.mark_failed(call.claim, failure)
-                )
+            call.lost = not self._record_failure(call, failure, retryable=retryable)
             failpoints.reach("after_outcome")
         except Exception:
             log.exception("The failure of a guarded call could not be recorded.")
+
+    def _record_failure(self, call: Call, failure: Failure, *, retryable: bool) -> bool:
+        """Write what an exception leaves, and tell whether the record was ours."""
+        claim = cast("Claim", call.claim)
+        if call.recovering:
+            return self._store.hand_back(claim)
+        if retryable and self._store.release(claim):
+            return True
+        # The client may come back, and gets the results of the steps that have run.
+        if retryable and not call.committed and first_open(claim.steps) is None:
+            return self._store.hand_back(claim)
+        return self._store.mark_failed(claim, failure)
 
 
 def _attempt(call: Call, work: Work[R]) -> tuple[StoredResponse, R, bool]:

@@ -43,7 +43,7 @@ class Settlement(Claims, Queries):
 
     def hand_back(self, claim: Claim) -> bool:
         """
-        Give a recovery up, so that the next request may try: ``processing``, lapsed.
+        Give a call up, so that the next request may try: ``processing``, lapsed.
 
         Returns:
             Whether the record still belonged to the claim.

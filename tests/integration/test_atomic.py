@@ -16,16 +16,17 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from flask_idempotency import (
     IdempotencyConfigError,
     current_idempotency,
+    failpoints,
     idempotent,
 )
 from flask_idempotency.exceptions import NestedCallError
-from tests.shop import elsewhere, is_replay
+from tests.integration.test_crashes import die, end_process, settle_down
+from tests.shop import Shop, elsewhere, is_replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.databases import Database
-    from tests.shop import Shop
 
 INSERT = "INSERT INTO account (name) VALUES ('{}')"
 
@@ -539,6 +540,7 @@ def test_async_view(shop: Shop) -> None:
     """It runs in another thread, with the context of the call."""
 
     async def view() -> Any:
+        """Commit once by itself."""
         commit(shop, "one")
         shop.add("two")
         return "done"
@@ -682,3 +684,36 @@ def _meet(shop: Shop, touch: Callable[[Any, str], None]) -> None:
         touch(shop.db.session, "b")
     finally:
         thread.join()
+
+
+def _crash(database: Database, place: str) -> None:
+    shop = Shop(database)
+
+    def view() -> Any:
+        commit(shop, "one")
+        if place == "in_view":
+            end_process()
+        return "done", 201
+
+    if place != "in_view":
+        failpoints.set_failpoint(place, end_process)
+    shop.view(view, atomic=True)
+    shop.post()
+
+
+@pytest.mark.parametrize("place", ["in_view", "before_commit", "after_commit"])
+def test_kill_leaves_all_or_nothing(database: Database, shop: Shop, place: str) -> None:
+    """Also after a commit of the view's own: so the outcome is never unknown."""
+    die(_crash, database, place)
+    done = place == "after_commit"
+    assert shop.accounts() == (["one"] if done else [])
+
+    def view() -> Any:
+        commit(shop, "one")
+        return "done", 201
+
+    shop.view(view, atomic=True)
+    settle_down(shop)
+    assert [shop.post().status_code for _ in range(2)] == [201, 201]
+    assert shop.runs == ([] if done else ["one"])
+    assert shop.accounts() == ["one"]

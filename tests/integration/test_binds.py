@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +16,7 @@ from flask_idempotency import (
     IdempotencyRecordMixin,
     failpoints,
 )
-from tests.integration.test_crashes import die
+from tests.integration.test_crashes import die, end_process
 from tests.shop import Shop, elsewhere, is_replay
 
 if TYPE_CHECKING:
@@ -178,21 +176,17 @@ def test_late_owner_commits_nothing_elsewhere(make_far: Callable[..., Far]) -> N
     assert (answer.data, is_replay(answer), far.notes()) == (b"winner", True, [])
 
 
-def _die(*_: Any) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _crash(database: Database, url: str, place: str) -> None:
     far = Far(database, url)
 
     def between() -> Any:
         far.write_note()
-        _die()
+        end_process()
 
     if place == "between":
         far.view(between)
     else:
-        failpoints.set_failpoint(place, _die)
+        failpoints.set_failpoint(place, end_process)
         far.view(far.both)
     far.post()
 

@@ -27,7 +27,8 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload([__name__])
 
 
-def _die(*_arguments: Any) -> Any:
+def end_process(*_arguments: Any) -> Any:
+    """Die at once, as by a power cut."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -61,12 +62,12 @@ class Views:
     def dying(self) -> Any:
         """Die in the middle."""
         self._shop.add()
-        _die()
+        end_process()
 
     def dying_after_commit(self) -> Any:
         """Die after its own commit."""
         self.committing()
-        _die()
+        end_process()
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ ANSWERS = {"refusing": 404, "broken": 500}
 def _crash(database: Database, crash: Crash) -> None:
     shop = Shop(database)
     if crash.place is not None:
-        failpoints.set_failpoint(crash.place, _die)
+        failpoints.set_failpoint(crash.place, end_process)
     shop.view(getattr(Views(shop), crash.view))
     shop.post()
 
@@ -206,7 +207,7 @@ class Provider:
         with self._books.open("a") as books:
             books.write(f"{key}\n")
         if self._dies:
-            _die()
+            end_process()
         return {"id": len(self.keys)}
 
 
@@ -265,7 +266,7 @@ def _pay(shop: Shop, provider: Provider, crash: StepCrash) -> None:
 def _crash_around_step(database: Database, books: Path, crash: StepCrash) -> None:
     shop = Shop(database)
     if crash.place is not None:
-        failpoints.set_failpoint(crash.place, _die)
+        failpoints.set_failpoint(crash.place, end_process)
     _pay(shop, Provider(books, dies=crash.place is None), crash)
     shop.post()
 
@@ -304,7 +305,7 @@ def _crash_in_commit(database: Database) -> None:
 
     def before_execute(_c: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
         if statement.startswith("UPDATE idempotency_record"):
-            event.listen(engine, "after_cursor_execute", _die)
+            event.listen(engine, "after_cursor_execute", end_process)
 
     with shop.app.app_context():
         engine = shop.db.engine
@@ -325,7 +326,7 @@ def test_kill_between_the_record_and_the_commit(database: Database, shop: Shop) 
 
 def _crash_in_recovery(database: Database) -> None:
     shop = Shop(database)
-    shop.creating_view(recover=_die)
+    shop.creating_view(recover=end_process)
     shop.post()
 
 
@@ -390,4 +391,4 @@ def test_process_that_wakes_up_late_doubles_nothing(
 def test_failpoint_has_a_name_that_exists() -> None:
     """A place that nobody reaches is a mistake in a test."""
     with pytest.raises(ValueError, match="none of before_claim"):
-        failpoints.set_failpoint("after_lunch", _die)
+        failpoints.set_failpoint("after_lunch", end_process)
