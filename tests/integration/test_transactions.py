@@ -61,6 +61,19 @@ def by_savepoint(shop: Shop) -> None:
     shop.db.session.commit()
 
 
+def by_two_phases(shop: Shop) -> None:
+    """Prepare the transaction, then commit it."""
+    if shop.database.name == "sqlite":
+        pytest.skip("SQLite has no two-phase commit")
+    with shop.db.engine.connect() as connection:
+        query = text("SELECT setting FROM pg_settings WHERE name LIKE 'max_prepared%'")
+        if shop.database.name == "postgresql" and connection.scalar(query) == "0":
+            pytest.skip("max_prepared_transactions is 0 on this server")
+    with Session(shop.db.engine, twophase=True) as session:
+        session.execute(text(INSERT))
+        session.commit()
+
+
 COMMITS = [
     by_session,
     by_other_session,
@@ -68,6 +81,7 @@ COMMITS = [
     by_engine_begin,
     by_session_connection,
     by_savepoint,
+    by_two_phases,
 ]
 
 
