@@ -140,6 +140,12 @@ class Completion:
             LeaseLost: If the record belongs to another owner by now.
         """
         try:
+            return self._settled(call, work)
+        finally:
+            _run_hooks(call)
+
+    def _settled(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R]:
+        try:
             with running(call), self._kept(call), _ended(call):
                 if call.host is None:
                     stored, result = self._conduct(call, work)
@@ -367,6 +373,17 @@ def _unreleased(ending: Ending, claim: Claim | None) -> StoredResponse | Failure
         claim.scope.route if claim else "",
     )
     return ending.otherwise
+
+
+def _run_hooks(call: Call) -> None:
+    """Do what was asked for after the commits of an outermost call."""
+    for hook in call.hooks:
+        if not hook.due:
+            continue
+        try:
+            hook.run()
+        except Exception:  # the call is over and durable; its answer stands
+            log.exception("What was to be done after a commit failed.")
 
 
 @contextmanager

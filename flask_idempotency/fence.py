@@ -145,6 +145,7 @@ class _Fence:
         if ledger is None or error is None:
             return
         committing = any(call.settled or call.kept for _, call in ledger.held)
+        committing = committing or any(hook.due for _, hook in ledger.hooks)
         undone = self._store.dialect.ends_transaction(error)
         if committing or undone:
             ledger.undo()
@@ -170,21 +171,27 @@ class _Fence:
             if current.ending is not None:  # the guard's own commit
                 raise InvalidRequestError(_ABORTED)
             return
-        ended = [call for _, call in ledger.held if call.ending is not None]
-        held = [call for call in ended if not call.elsewhere]
-        apart = [call for call in ended if call.elsewhere]
-        running = [c for c in current.chain() if c not in ended] + apart
         try:
-            if self._writes(connection, exactly=bool(self._recorded(running))):
-                self._mark(connection, running)
-            self._carry(connection, self._recorded(held))
-            for call in apart:
-                call.kept = True
+            self._pass(current, connection, ledger)
         except LeaseLost:
             # Before raising: some drivers' reset would commit what is left open.
             connection.engine.dialect.do_rollback(connection.connection)
             ledger.undo()
             raise
+
+    def _pass(self, current: Call, connection: Connection, ledger: Ledger) -> None:
+        """Write into a transaction what its commit says of the calls."""
+        ended = [call for _, call in ledger.held if call.ending is not None]
+        held = [call for call in ended if not call.elsewhere]
+        apart = [call for call in ended if call.elsewhere]
+        running = [c for c in current.chain() if c not in ended] + apart
+        if self._writes(connection, exactly=bool(self._recorded(running))):
+            self._mark(connection, running)
+        self._carry(connection, self._recorded(held))
+        for call in apart:
+            call.kept = True
+        for _, hook in ledger.hooks:
+            hook.due = True
 
     def _report_late(self, connection: Connection) -> None:
         endpoint = _late.get()

@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from .unit_of_work import connection_of
+from .unit_of_work import Hook, connection_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session
 
@@ -35,12 +37,14 @@ class Ledger:
         savepoints: Names of those that are open.
         held: Calls whose effect and ending it carries, each with the number of
             savepoints that were open then: a rollback to one of these undoes it.
+        hooks: The same for what is to be done after its commit.
     """
 
     wrote_at: int | None = None
     released_at: int | None = None
     savepoints: list[str] = field(default_factory=list)
     held: list[tuple[int, Call]] = field(default_factory=list)
+    hooks: list[tuple[int, Hook]] = field(default_factory=list)
 
     def follow(self, statement: str) -> None:
         """Keep book of savepoints; the engine's events do not tell their names."""
@@ -60,6 +64,7 @@ class Ledger:
                 if self.wrote_at is not None:
                     self.wrote_at = min(depth, self.wrote_at)
                 self.held = [(min(depth, at), call) for at, call in self.held]
+                self.hooks = [(min(depth, at), hook) for at, hook in self.hooks]
 
     def note_write(self) -> None:
         """Note that data may have been changed now."""
@@ -81,7 +86,11 @@ class Ledger:
                 call.settled = call.kept = False
                 if call.joined:
                     call.claim = None  # its record was rolled back, too
+        for at, hook in self.hooks:
+            if at > depth:
+                hook.due = False
         self.held = [(at, call) for at, call in self.held if at <= depth]
+        self.hooks = [(at, hook) for at, hook in self.hooks if at <= depth]
 
 
 def _lower(depth: int | None, other: int) -> int:
@@ -129,9 +138,30 @@ def keeps_work(connection: Connection) -> bool:
 
 def hold(call: Call) -> None:
     """Tie a call to the session's transaction: they are committed or undone together."""
-    connection = connection_of(call)
-    if ledger_of(connection) is None:
-        start(connection, wrote_at=0)
-    ledger = cast("Ledger", ledger_of(connection))
+    ledger = _known(connection_of(call))
     if all(call is not held for _, held in ledger.held):
         ledger.held.append((len(ledger.savepoints), call))
+
+
+def after_commit(call: Call, run: Callable[[], object]) -> None:
+    """
+    Do something at the end of the outermost call, if what it now writes is durable then.
+
+    Not for a commit that is a savepoint, or that is undone by one. An exception is
+    logged; what must not be lost needs a row in the same transaction, too.
+
+    Args:
+        call: The running call.
+        run: What to do.
+    """
+    hook = Hook(run)
+    ledger = _known(connection_of(call))
+    ledger.hooks.append((len(ledger.savepoints), hook))
+    (call.host or call).hooks.append(hook)
+
+
+def _known(connection: Connection) -> Ledger:
+    """Return the ledger of a transaction that is to carry something of ours."""
+    if ledger_of(connection) is None:
+        start(connection, wrote_at=0)
+    return cast("Ledger", ledger_of(connection))

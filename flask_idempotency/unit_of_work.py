@@ -45,6 +45,20 @@ class Release:
 Ending = StoredResponse | Failure | Release
 
 
+@dataclass(eq=False)
+class Hook:
+    """
+    Something to do when the transaction in which it was asked for is committed.
+
+    Attributes:
+        run: What to do.
+        due: That transaction was really committed.
+    """
+
+    run: Callable[[], object]
+    due: bool = False
+
+
 @dataclass(kw_only=True, eq=False)
 class Call:
     """
@@ -64,6 +78,7 @@ class Call:
         ending: What the commit of the transaction that holds its effect writes.
         settled: That commit went through.
         completed: Of an outermost call: the recorded calls that ended inside it.
+        hooks: Of an outermost call: what is to be done after its commits.
         committed: A part of it became durable before its end.
         lost: The record is no longer ours; nothing of this call may be committed.
         elsewhere: It writes on another engine, so that no commit can carry its ending.
@@ -86,6 +101,7 @@ class Call:
     ending: Ending | None = None
     settled: bool = False
     completed: list[Call] = field(default_factory=list)
+    hooks: list[Hook] = field(default_factory=list)
     committed: bool = False
     lost: bool = False
     elsewhere: bool = False

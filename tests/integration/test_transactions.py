@@ -9,6 +9,8 @@ from sqlalchemy import __version__, event, text
 from sqlalchemy.orm import Session
 
 from flask_idempotency import IdempotencyConfigError, idempotent
+from flask_idempotency.ledger import after_commit
+from flask_idempotency.unit_of_work import Call, current_call
 from tests.shop import elsewhere
 
 if TYPE_CHECKING:
@@ -407,3 +409,119 @@ def test_commit_of_an_after_request_function_is_reported(
         shop.db.session.execute(text("DELETE FROM account"))
         shop.db.session.commit()
     assert caplog.text == ""
+
+
+def running_call() -> Call:
+    """Return the call in which a view runs."""
+    call = current_call.get()
+    assert call is not None
+    return call
+
+
+class Publisher:
+    """Publishes what is committed, and notes what was durable then."""
+
+    def __init__(self, shop: Shop) -> None:
+        self._shop = shop
+        self.seen: list[str] = []
+        self.durable: list[str] = []
+
+    def publish(self, name: str) -> None:
+        """Add an account, and publish it after the commit."""
+
+        def run() -> None:
+            self.seen.append(name)
+            self.durable = self._shop.accounts()
+
+        self._shop.add(name)
+        after_commit(running_call(), run)
+
+    def publish_several(self) -> None:
+        """Publish in a savepoint, in one that is undone, and in an inner call."""
+        session, guard = self._shop.db.session, self._shop.idempotency.guard
+        self.publish("one")
+        with session.begin_nested():
+            self.publish("two")
+        savepoint = session.begin_nested()
+        self.publish("undone")
+        savepoint.rollback()
+        scope = self._shop.scope(route="inner")
+        guard.run(scope, "hash", lambda: self.publish("inner"))
+
+
+@pytest.mark.parametrize("atomic", [False, True], ids=["plain", "atomic"])
+@pytest.mark.parametrize(
+    ("ending", "published"),
+    [
+        ("succeeds", ["one", "two", "inner", "last"]),
+        ("refuses", ["one", "two", "inner"]),
+        ("raises", ["one", "two", "inner"]),
+    ],
+)
+def test_hooks_run_after_the_real_commit(
+    shop: Shop, ending: str, published: list[str], *, atomic: bool
+) -> None:
+    """What is undone is not published, and nothing before it is durable."""
+    publisher = Publisher(shop)
+
+    def view() -> Any:
+        publisher.publish_several()
+        shop.db.session.commit()
+        assert publisher.seen == []
+        publisher.publish("last")
+        if ending == "raises":
+            raise RuntimeError
+        return "done", 201 if ending == "succeeds" else 404
+
+    if atomic and ending == "raises":
+        published = []
+    shop.view(view, atomic=atomic)
+    shop.post()
+    assert publisher.seen == publisher.durable == published
+    shop.post()
+    assert publisher.seen == published
+
+
+def test_failing_hook_does_not_change_the_answer(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The effect is durable, and the others are run."""
+    seen: list[str] = []
+
+    def fail() -> None:
+        raise ValueError
+
+    def view() -> Any:
+        shop.add()
+        after_commit(running_call(), fail)
+        after_commit(running_call(), lambda: seen.append("second"))
+        return "done", 201
+
+    shop.view(view)
+    assert shop.post().status_code == 201
+    assert seen == ["second"]
+    assert "What was to be done after a commit failed" in caplog.text
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_hook_of_a_failed_commit_does_not_run(shop: Shop) -> None:
+    """A COMMIT that the server refuses publishes nothing."""
+    with shop.app.app_context(), shop.db.engine.begin() as connection:
+        connection.execute(
+            text(
+                "ALTER TABLE account ADD CONSTRAINT late UNIQUE (name) "
+                "DEFERRABLE INITIALLY DEFERRED"
+            )
+        )
+        connection.execute(text("ALTER TABLE account DROP CONSTRAINT account_name_key"))
+    seen: list[str] = []
+
+    def view() -> Any:
+        for _ in range(2):
+            shop.add("first")
+        after_commit(running_call(), lambda: seen.append("published"))
+        return "done", 201
+
+    shop.view(view)
+    assert shop.post().status_code == 500
+    assert (seen, shop.accounts(), shop.status()) == ([], [], "failed")
