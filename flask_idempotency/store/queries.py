@@ -69,8 +69,9 @@ class Queries(StoreBase):
         is gone, and to give up the lock of its transaction.
 
         Returns:
-            The record's status if this claim wrote it or still owns it; ``None`` if
-            that cannot be told, because the row is locked, gone or another's.
+            ``succeeded`` if this claim wrote that, ``processing`` if it wrote nothing;
+            ``None`` if that cannot be told, because the row is locked, gone or ended
+            by somebody else.
         """
 
         def work(connection: Connection) -> Status | None:
@@ -90,9 +91,16 @@ class Queries(StoreBase):
 
 
 def _is_own(record: RecordView, claim: Claim) -> bool:
-    """Tell whether the record's state is this attempt's doing."""
+    """
+    Tell whether the record's state is this attempt's doing.
+
+    A lapsed attempt may also have been marked as failed or expired, or settled by an
+    operator; a COMMIT that the fence passed leaves none of these.
+    """
     return (
         record.operation_id == claim.operation_id
         and record.attempts == claim.attempt
         and record.owner_token in {None, claim.owner_token}
+        and record.status in {Status.PROCESSING, Status.SUCCEEDED}
+        and record.resolved_by is None
     )

@@ -55,6 +55,8 @@ class SettlingStatements(Statements):
             .values(
                 status=Status.PROCESSING.value,
                 version=columns.version + 1,
+                # So that a waking owner does not take what is recovered for its own.
+                attempts=columns.attempts + 1,
                 owner_token=self._bind("owner_token"),
                 locked_until=self._later("lease"),
             )

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import text
 
-from tests.shop import elsewhere
+from flask_idempotency import Resolution, StoredResponse
+from tests.shop import elsewhere, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,6 +87,72 @@ def test_unsettled_commit_writes_nothing(server_shop: Shop) -> None:
     holder.close()
     assert response.status_code == 503
     assert (shop.status(), shop.accounts()) == ("processing", [])
+
+
+def _expire(shop: Shop) -> None:
+    shop.outlive()
+    shop.idempotency.store.expire(limit=1)
+
+
+def _give_up(shop: Shop) -> None:
+    record = shop.idempotency.store.look(shop.scope())
+    assert record is not None
+    shop.idempotency.store.claim(shop.scope(), record.request_hash)
+
+
+def _recover(shop: Shop) -> None:
+    store = shop.idempotency.store
+    record = store.look(shop.scope())
+    assert record is not None
+    claim = store.claim_recovery(shop.scope(), record.request_hash)
+    assert claim is not None
+    assert store.mark_succeeded(claim, StoredResponse(code=201, body=b"recovered"))
+
+
+def _resolve(shop: Shop) -> None:
+    ending = StoredResponse(code=201, body=b"settled")
+    resolution = Resolution(ending=ending, by="me", reason="seen")
+    assert shop.idempotency.store.resolve(shop.scope(), resolution) is not None
+
+
+@pytest.mark.parametrize(
+    ("own_commit", "end", "status"),
+    [
+        (False, _expire, "expired"),
+        (False, _give_up, "failed"),
+        (True, _recover, "succeeded"),
+        (True, _resolve, "succeeded"),
+    ],
+    ids=["expired", "given up", "recovered", "resolved"],
+)
+def test_commit_of_a_late_owner_is_not_taken_for_anothers_ending(
+    make_shop: Callable[..., Shop],
+    *,
+    own_commit: bool,
+    end: Callable[[Shop], None],
+    status: str,
+) -> None:
+    """Whoever ended the record, an owner whose COMMIT was lost did not."""
+    shop = make_shop(IDEMPOTENCY_MAX_ATTEMPTS=1)
+    if shop.database.name == "sqlite":
+        pytest.skip("SQLite answers in the process")
+
+    def end_it() -> None:
+        shop.lapse()
+        with shop.app.app_context():
+            end(shop)
+
+    def view() -> Any:
+        if own_commit:
+            shop.add("part")
+            shop.db.session.commit()
+        cut_at_commit(shop, committed=False, then=end_it)
+        return shop.create()
+
+    shop.view(view)
+    unavailable(shop.post())
+    assert shop.accounts() == (["part"] if own_commit else [])
+    assert shop.status() == status
 
 
 def test_claim_whose_answer_was_lost_is_ours(server_shop: Shop) -> None:
