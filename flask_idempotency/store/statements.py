@@ -8,6 +8,7 @@ Each condition on a record's state is made from the rows of the decision table i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
@@ -230,23 +231,29 @@ class Statements:
     def _same(self) -> ColumnElement[bool]:
         return self._table.c.request_hash == self._bind("request_hash")
 
-    def _condition(self, rule: Rule) -> ColumnElement[bool]:
+    @cached_property
+    def _tests(self) -> dict[tuple[str, bool], ColumnElement[bool]]:
+        """Hold the test of each fact; built once, since many statements share them."""
         columns, now = self._table.c, self._dialect.now
-        tests = {
-            ("lapsed", True): self._lapsed(),
-            ("lapsed", False): ~self._lapsed(),
-            ("effects", True): ~self._no_effects(),
-            ("effects", False): self._no_effects(),
-            ("open_step", True): ~self._no_open_step(),
-            ("open_step", False): self._no_open_step(),
+        lapsed = self._lapsed()
+        no_effects, no_open_step = self._no_effects(), self._no_open_step()
+        return {
+            ("lapsed", True): lapsed,
+            ("lapsed", False): ~lapsed,
+            ("effects", True): ~no_effects,
+            ("effects", False): no_effects,
+            ("open_step", True): ~no_open_step,
+            ("open_step", False): no_open_step,
             ("gone", True): columns.expires_at <= now(),
             ("gone", False): columns.expires_at > now(),
             ("same", True): self._same(),
             ("same", False): columns.request_hash != self._bind("request_hash"),
         }
+
+    def _condition(self, rule: Rule) -> ColumnElement[bool]:
         return and_(
-            columns.status == rule.status.value,
-            *(tests[item] for item in rule.conditions().items()),
+            self._table.c.status == rule.status.value,
+            *(self._tests[item] for item in rule.conditions().items()),
         )
 
     def _no_effects(self) -> ColumnElement[bool]:
