@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.databases import NAMES, Database, Server, sqlite_database
 from tests.proxy import Proxy
+
+from .tables import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.databases import Database
     from tests.shop import Shop
 
 
@@ -43,3 +45,23 @@ def far_shop(make_far_shop: Callable[..., Shop]) -> Shop:
     shop = make_far_shop()
     shop.creating_view()
     return shop
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def world(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    """Give one application for many tests, each of which uses a key of its own."""
+    name: str = request.param
+    if name == "sqlite":
+        database = sqlite_database(tmp_path_factory.mktemp("world"))
+    else:
+        server = Server(name)
+        if absence := server.absence():
+            pytest.skip(absence)
+        database = Database(name, server.create())
+    world = World(database)
+    yield world
+    world.close()
+    if name != "sqlite":
+        server.drop(database.url)
