@@ -168,6 +168,13 @@ def fuzz(*args: str) -> int:
     return run(ready(".[dev]"), "-m", "tests.fuzz", *args)
 
 
+def torture(*args: str) -> int:
+    """Run the slow proofs for some minutes, or for as many rounds as given."""
+    rounds, *others = args or ("150",)
+    options = ("--rounds", rounds, *(others or ALL_CORES))
+    return run(ready(".[dev]"), "-m", "pytest", *options)
+
+
 def test_lowest(*args: str) -> int:
     """Run the tests with the lowest dependencies, on Python 3.10 if there is one."""
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -230,6 +237,7 @@ PASS_ON: dict[str, Callable[..., int]] = {
     "serve": serve,
     "test": test,
     "test-lowest": test_lowest,
+    "torture": torture,
 }
 TASKS = {**PASS_ON, "lint": lint, "build": build, "clean": clean}
 

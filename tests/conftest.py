@@ -25,6 +25,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ABSENT = pytest.StashKey[dict[str, str]]()
+#: Rounds of a slow proof that every run of the tests plays.
+SAMPLE = 1
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let ``dev.py torture`` say how long slow proofs go on."""
+    parser.addoption(
+        "--rounds", type=int, help="run the slow proofs alone, with so many rounds each"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,12 +45,41 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("\n".join(absent.values()))
 
 
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """
+    Choose between the tests that everybody runs and the slow proofs.
+
+    Everybody runs one round of what has rounds, and nothing that is marked ``torture``.
+    """
+    alone = config.getoption("--rounds") is not None
+    sorted_: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        sorted_[_belongs(item, alone=alone)].append(item)
+    config.hook.pytest_deselected(items=sorted_[False])
+    items[:] = sorted_[True]
+
+
+def _belongs(item: pytest.Item, *, alone: bool) -> bool:
+    marked = item.get_closest_marker("torture") is not None
+    has_rounds = "rounds" in getattr(item, "fixturenames", ())
+    return (marked or has_rounds) if alone else not marked
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Say in one line per server what was not tested."""
     for reason in config.stash[_ABSENT].values():
         terminalreporter.write_line(f"SKIPPED: {reason}", yellow=True)
+
+
+@pytest.fixture
+def rounds(request: pytest.FixtureRequest) -> int:
+    """Say how many rounds a slow proof plays."""
+    count: int | None = request.config.getoption("--rounds")
+    return SAMPLE if count is None else count
 
 
 @pytest.fixture(scope="session")

@@ -217,6 +217,14 @@ def scenarios() -> Iterator[Any]:
             yield pytest.param(scenario, id=f"{name[5:]}-{number}")
 
 
+#: One server is enough to see what differs from the tests' own process.
+EVERYWHERE = [
+    pytest.param(pair, marks=[] if pair == SERVED[1] else pytest.mark.torture)
+    for pair in SERVED
+]
+
+
+@pytest.mark.parametrize("served", EVERYWHERE, ids="-".join, indirect=True)
 @pytest.mark.parametrize("scenario", list(scenarios()))
 def test_example_behind_a_server(
     live: LiveExample, scenario: Callable[[Example], None]
