@@ -339,14 +339,14 @@ class Statements:
             pg_insert(self._table)
             .from_select(list(row), source)
             .on_conflict_do_nothing(constraint=self.constraint)
-            .returning(*self._view())
+            # No more: a subquery on the leases would be about all records here.
+            .returning(self._table.c.id)
             .cte("inserted")
         )
+        nothing = select(true(), *(null() for _ in seen.c)).select_from(inserted)
         # Columns one by one: older releases of SQLAlchemy fill a CTE's own list of
         # them at the first compilation, which several threads may do at once.
-        return union_all(
-            select(true().label("inserted"), *inserted.c), select(false(), *seen.c)
-        )
+        return union_all(select(false().label("inserted"), *seen.c), nothing)
 
     def _take_over(self, takeable: ColumnElement[bool]) -> Update:
         columns = self._table.c

@@ -196,6 +196,17 @@ def test_leases_of_dead_processes_are_purged(shop: Shop) -> None:
     assert leases(shop) == 1
 
 
+def test_slow_calls_do_not_stop_new_ones(shop: Shop) -> None:
+    """Whatever leases there are, another key is claimed and looked at as ever."""
+    shop.creating_view()
+    with shop.app.app_context():
+        store = shop.idempotency.store
+        claims = [store.claim(shop.scope(key), "hash").claim for key in ("a", "b")]
+        store.renew({claim.owner_token: 60.0 for claim in claims if claim})
+    assert leases(shop) == 2
+    assert [shop.post().status_code for _ in range(2)] == [201, 201]
+
+
 class Renewals:
     """What a keeper asks of its store."""
 
