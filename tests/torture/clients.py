@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from flask_idempotency import Claim
     from tests.shop import Shop
 
-KEYS, HASHES = ("k1", "k2"), ("v1:a", "v1:b")
+#: With three of them a new one may be claimed while two calls are renewed.
+KEYS, HASHES = ("k1", "k2", "k3"), ("v1:a", "v1:b")
 ACCOUNTS = table("account", column("id"), column("name"))
 
 keys, hashes, flags = st.sampled_from(KEYS), st.sampled_from(HASHES), st.booleans()
