@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.databases import Database
 
 #: Of one round.
-REQUESTS = 200
+REQUESTS = 100
 
 
 @pytest.mark.slow
