@@ -55,7 +55,8 @@ class Ledger:
         if verb == "SAVEPOINT":
             self.savepoints.append(name)
         elif name in self.savepoints:
-            depth = self.savepoints.index(name)
+            # Of several of one name the last one is meant, as in SQL.
+            depth = len(self.savepoints) - 1 - self.savepoints[::-1].index(name)
             if verb == "ROLLBACK":
                 self.undo_after(depth)
             else:

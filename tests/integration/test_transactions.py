@@ -352,6 +352,24 @@ def test_view_that_removes_its_session(shop: Shop) -> None:
     assert (shop.accounts(), shop.status()) == (["first"], "succeeded")
 
 
+def test_savepoints_of_one_name(shop: Shop) -> None:
+    """A rollback to the last one of a name leaves what was done before it an effect."""
+
+    def view() -> None:
+        connection = shop.db.session.connection()
+        for statement in ("SAVEPOINT a", INSERT, "SAVEPOINT a", "ROLLBACK TO a"):
+            connection.execute(text(statement))
+        shop.db.session.commit()
+        raise ValueError
+
+    shop.view(view)
+    assert shop.post().status_code == 500
+    record = shop.record()
+    assert record is not None
+    assert record.effects_committed_at is not None
+    assert shop.accounts() == ["first"]
+
+
 def test_savepoint_without_a_key(shop: Shop) -> None:
     """Also an unrecorded unit of work rolls a released savepoint back."""
 
