@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+from .store.dialects.base import START
 from .unit_of_work import Hook, connection_of
 
 if TYPE_CHECKING:
@@ -20,8 +21,14 @@ _KEY = "flask_idempotency"
 #: Where a session has the connection to the records' engine that it used last.
 CONNECTION = "flask_idempotency_connection"
 _SAVEPOINT = re.compile(
-    r"\s*(SAVEPOINT|RELEASE|ROLLBACK)\s+(?:TO\s+)?(?:SAVEPOINT\s+)?[`\"]?(\w+)",
-    re.IGNORECASE,
+    START + r"(SAVEPOINT|RELEASE|ROLLBACK)\s+(?:(?:WORK|TRANSACTION)\s+)?"
+    r"(?:TO\s+)?(?:SAVEPOINT\s+)?[`\"]?(\w+)",
+    re.IGNORECASE | re.DOTALL,
+)
+_ROLLBACK = re.compile(
+    START + r"(?:ROLLBACK|ABORT)(?:\s+(?:WORK|TRANSACTION))?"
+    r"(?:\s+AND\s+(?:NO\s+)?CHAIN)?\s*;?\s*$",
+    re.IGNORECASE | re.DOTALL,
 )
 
 
@@ -48,10 +55,13 @@ class Ledger:
 
     def follow(self, statement: str) -> None:
         """Keep book of savepoints; the engine's events do not tell their names."""
+        if _ROLLBACK.match(statement):  # sent as text, past the engine's event
+            self.undo()
+            return
         found = _SAVEPOINT.match(statement)
         if found is None:
             return
-        verb, name = found[1].upper(), found[2]
+        verb, name = found[1].upper(), found[2].lower()
         if verb == "SAVEPOINT":
             self.savepoints.append(name)
         elif name in self.savepoints:

@@ -55,8 +55,34 @@ def savepoint_rolled_back(shop: Shop) -> None:
         raise LookupError
 
 
+def savepoint_in_other_words(shop: Shop) -> None:
+    """The same by statements, in the spellings that the database knows."""
+    execute = shop.db.session.connection().exec_driver_sql
+    execute("SAVEPOINT here")
+    inner(shop)
+    shop.db.session.flush()
+    verb = "TRANSACTION" if shop.database.name == "sqlite" else "WORK"
+    execute(f"/* undo */ ROLLBACK {verb} TO SAVEPOINT HERE")
+
+
+def rolled_back_as_text(shop: Shop) -> None:
+    """Roll back by a statement, past the session."""
+    inner(shop)
+    shop.db.session.flush()
+    shop.db.session.execute(text("ROLLBACK"))
+
+
+UNDOINGS = [
+    rolled_back,
+    removed,
+    savepoint_rolled_back,
+    savepoint_in_other_words,
+    rolled_back_as_text,
+]
+
+
 @pytest.mark.parametrize("key", ["k", None])
-@pytest.mark.parametrize("undo", [rolled_back, removed, savepoint_rolled_back])
+@pytest.mark.parametrize("undo", UNDOINGS)
 def test_undone_inner_call_is_free_again(
     shop: Shop, undo: Callable[[Shop], None], key: str | None
 ) -> None:
