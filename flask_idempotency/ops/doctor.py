@@ -105,7 +105,7 @@ def _database(state: IdempotencyState) -> Iterator[Finding]:
             code="outcome_unknown",
             is_problem=True,
             message=(
-                f"{unknown} calls committed a part, left no answer and are past their "
-                "expiry. Settle each: 'flask idempotency resolve'."
+                f"Calls of unknown outcome whose key is past its expiry: {unknown}. "
+                "They stay until each is settled: 'flask idempotency resolve'."
             ),
         )

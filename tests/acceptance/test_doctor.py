@@ -42,7 +42,7 @@ def test_forgotten_outcome_is_a_problem(shop: Shop) -> None:
     shop.outlive()
     assert codes(shop, 1) == [("outcome_unknown", True)]
     result = run(shop.app, "doctor")
-    assert "problem: outcome_unknown: 1 calls committed a part" in result.stdout
+    assert "problem: outcome_unknown: Calls of unknown outcome" in result.stdout
 
 
 def test_missing_table_is_a_problem(shop: Shop) -> None:
