@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from flask import current_app, request
 
-from . import failpoints, late
+from . import failpoints
 from .answers import refuse_without_body
 from .completion import CallOptions, Work
 from .config import UNSAID, RouteOptions
@@ -19,6 +19,7 @@ from .exceptions import (
     IdempotencyReplayForbidden,
 )
 from .fingerprint import Fingerprint
+from .late_work import call_ended
 from .problems import Unanswered
 from .request import OPTIONS, read_key, refusing, route_name, scope_of_request
 from .request_hash import request_hash
@@ -212,7 +213,7 @@ def _respond(
             raise Unanswered(error) from None
         raise
     finally:
-        late.call_ended()
+        call_ended()
     failpoints.reach("before_response")
     return _replay(answer, options) if answer.result is None else answer.result
 

@@ -10,7 +10,7 @@ from flask import request
 from .atomic import join_atomic_calls
 from .config import UNSAID, Config
 from .exceptions import IdempotencyConfigError, IdempotencyError
-from .late import report_late_work
+from .late_work import report_late_work
 from .models import (
     IdempotencyRecordMixin,
     build_record_class,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: The endpoint whose call has ended in this context.
-_late: ContextVar[str | None] = ContextVar("late", default=None)
+_late_endpoint: ContextVar[str | None] = ContextVar("late_endpoint", default=None)
 _LOST = (
     "The record of this call was taken over or removed while it ran, so its "
     "transaction was rolled back. The lease was too short, or the process stood still."
@@ -55,9 +55,9 @@ _ABORTED = (
 )
 
 
-def attend_late_commits(endpoint: str | None) -> None:
-    """Report commits of this context, from now on, as late ones of an endpoint."""
-    _late.set(endpoint)
+def watch_late_commits(endpoint: str | None) -> None:
+    """Report commits of this context as late ones of an endpoint; None: no longer."""
+    _late_endpoint.set(endpoint)
 
 
 def attach_fence(engine: Engine, store: IdempotencyStore) -> Intents:
@@ -194,9 +194,9 @@ class _Fence:
             hook.due = True
 
     def _report_late(self, connection: Connection) -> None:
-        endpoint = _late.get()
+        endpoint = _late_endpoint.get()
         if endpoint is not None and has_written(connection):
-            _late.set(None)
+            _late_endpoint.set(None)
             log.warning(
                 "Something was committed after the call of '%s' had ended (by an "
                 "after_request function?). It is done for each replay, too; what is to "

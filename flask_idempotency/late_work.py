@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from flask import request
 
-from .fence import attend_late_commits
+from .fence import watch_late_commits
 from .ledger import has_changes
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ def call_ended() -> None:
     """Note that what comes now in this request is not a part of its call."""
     endpoint = str(request.endpoint)
     request.environ[_ENDED] = endpoint
-    attend_late_commits(endpoint)
+    watch_late_commits(endpoint)
 
 
 def report_late_work(state: IdempotencyState, _error: BaseException | None) -> None:
     """Report, when a request is over, what nobody has committed."""
-    attend_late_commits(None)
+    watch_late_commits(None)
     endpoint = request.environ.pop(_ENDED, None)
     used = endpoint is not None and state.db.session.registry.has()
     if used and has_changes(state.session()):
