@@ -12,12 +12,11 @@ import logging
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
-from sqlalchemy import event
 from sqlalchemy.exc import InvalidRequestError
 
 from .exceptions import IdempotencyConfigError, LeaseLost
 from .intents import Intents, commits_by_itself
-from .ledger import has_written, ledger_of, start
+from .ledger import TransactionListener, has_written, ledger_of, start
 from .unit_of_work import current_call, write_ending
 
 if TYPE_CHECKING:
@@ -71,43 +70,26 @@ def attach_fence(engine: Engine, store: IdempotencyStore) -> Intents:
         What notes it, for other engines.
     """
     fence = _Fence(store)
-    for name in (
-        "begin",
-        "begin_twophase",
-        "before_cursor_execute",
-        "savepoint",
-        "rollback",
-        "rollback_twophase",
-        "commit",
-        "prepare_twophase",
-        "handle_error",
-    ):
-        event.listen(engine, name, getattr(fence, name))
+    fence.attach(engine)
     return fence.intents
 
 
-class _Fence:
-    """The listeners of one engine, for the records of one store."""
+class _Fence(TransactionListener):
+    """The listeners of the engine that holds the records of one store."""
+
+    events = (
+        *TransactionListener.events,
+        "savepoint",
+        "rollback",
+        "rollback_twophase",
+        "handle_error",
+    )
 
     def __init__(self, store: IdempotencyStore) -> None:
         self._store = store
         self.intents = Intents(store, self.commit)
 
-    def begin(self, connection: Connection) -> None:
-        start(connection)
-
-    def begin_twophase(self, connection: Connection, _xid: Any) -> None:
-        start(connection)
-
-    def before_cursor_execute(
-        self,
-        connection: Connection,
-        _cursor: Any,
-        statement: str,
-        _parameters: Any,
-        _context: Any,
-        _executemany: bool,  # noqa: FBT001 - SQLAlchemy's signature
-    ) -> None:
+    def execute(self, connection: Connection, statement: str) -> None:
         ledger = ledger_of(connection)
         if ledger is None:
             return
@@ -153,9 +135,6 @@ class _Fence:
         atomic = call.atomic if call else None
         if undone and atomic is not None and atomic.connection is connection:
             atomic.undone = True
-
-    def prepare_twophase(self, connection: Connection, _xid: Any) -> None:
-        self.commit(connection)
 
     def commit(self, connection: Connection) -> None:
         current = current_call.get()

@@ -15,7 +15,7 @@ from sqlalchemy import event
 
 from . import failpoints
 from .exceptions import IdempotencyConfigError, LeaseLost
-from .ledger import CONNECTION, has_written, ledger_of, start
+from .ledger import CONNECTION, TransactionListener, has_written, ledger_of, start
 from .unit_of_work import current_call
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Intents:
         self._store = store
         self._commit_first = commit_first
 
-    def follow(self, sessions: scoped_session[Any], engine: Engine) -> None:
+    def track_connections(self, sessions: scoped_session[Any], engine: Engine) -> None:
         """Know which connection to the records' engine a session holds."""
 
         def after_begin(session: Session, _: Any, connection: Connection) -> None:
@@ -83,7 +83,7 @@ class Intents:
             if self._store.can_renew:  # in memory nothing outlives a crash anyway
                 self._make_room(call)
                 self._mark(call)
-        except Exception:
+        except Exception:  # whatever it is, nothing may be committed without the note
             connection.engine.dialect.do_rollback(connection.connection)
             if ledger := ledger_of(connection):
                 ledger.undo()
@@ -117,7 +117,7 @@ class Intents:
         start(main)
 
 
-class Elsewhere:
+class OtherEngine(TransactionListener):
     """
     The listeners of an engine that holds no records.
 
@@ -132,34 +132,7 @@ class Elsewhere:
         self._dialect = dialect
         self._autocommit = autocommit
 
-    def attach(self, engine: Engine) -> None:
-        """Listen to an engine, once."""
-        for name in (
-            "begin",
-            "begin_twophase",
-            "before_cursor_execute",
-            "commit",
-            "prepare_twophase",
-        ):
-            event.listen(engine, name, getattr(self, name))
-
-    def begin(self, connection: Connection) -> None:
-        """Start to keep book."""
-        start(connection)
-
-    def begin_twophase(self, connection: Connection, _xid: Any) -> None:
-        """Start to keep book."""
-        start(connection)
-
-    def before_cursor_execute(
-        self,
-        connection: Connection,
-        _cursor: Any,
-        statement: str,
-        _parameters: Any,
-        _context: Any,
-        _executemany: bool,  # noqa: FBT001 - SQLAlchemy's signature
-    ) -> None:
+    def execute(self, connection: Connection, statement: str) -> None:
         """Note what a statement is about to do."""
         call, ledger = current_call.get(), ledger_of(connection)
         if call is None or ledger is None or not self._dialect.may_write(statement):
@@ -178,7 +151,3 @@ class Elsewhere:
             return
         if not self._dialect.is_aborted(connection):  # then nothing is committed
             self._intents.note(call, connection)
-
-    def prepare_twophase(self, connection: Connection, _xid: Any) -> None:
-        """Note what a prepared transaction is about to do."""
-        self.commit(connection)

@@ -1,10 +1,17 @@
-"""What one open transaction holds for guarded calls, kept beside its connection."""
+"""
+What one open transaction holds for guarded calls, kept beside its connection.
+
+What is to happen at its commit belongs in ``fence`` and ``intents``.
+"""
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from sqlalchemy import event
 
 from .store.dialects.base import START
 from .unit_of_work import Hook, connection_of
@@ -12,7 +19,7 @@ from .unit_of_work import Hook, connection_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Engine
     from sqlalchemy.orm import Session
 
     from .unit_of_work import Call
@@ -117,6 +124,56 @@ def ledger_of(connection: Connection) -> Ledger | None:
     """Return the ledger of the open transaction, if it began under our eyes."""
     ledger: Ledger | None = connection.info.get(_KEY)
     return ledger
+
+
+class TransactionListener(ABC):
+    """Listens to one engine, and keeps a ledger of each of its transactions."""
+
+    #: Events of the engine; each has a method of its name.
+    events: ClassVar[tuple[str, ...]] = (
+        "begin",
+        "begin_twophase",
+        "before_cursor_execute",
+        "commit",
+        "prepare_twophase",
+    )
+
+    def attach(self, engine: Engine) -> None:
+        """Listen to an engine, once."""
+        for name in self.events:
+            event.listen(engine, name, getattr(self, name))
+
+    def begin(self, connection: Connection) -> None:
+        """Start to keep book."""
+        start(connection)
+
+    def begin_twophase(self, connection: Connection, _xid: Any) -> None:
+        """Start to keep book."""
+        start(connection)
+
+    def before_cursor_execute(
+        self,
+        connection: Connection,
+        _cursor: Any,
+        statement: str,
+        _parameters: Any,
+        _context: Any,
+        _executemany: bool,  # noqa: FBT001 - SQLAlchemy's signature
+    ) -> None:
+        """Take what matters of the event."""
+        self.execute(connection, statement)
+
+    def prepare_twophase(self, connection: Connection, _xid: Any) -> None:
+        """Treat it as the commit, which can only follow."""
+        self.commit(connection)
+
+    @abstractmethod
+    def execute(self, connection: Connection, statement: str) -> None:
+        """Note what a statement is about to do."""
+
+    @abstractmethod
+    def commit(self, connection: Connection) -> None:
+        """Note, carry or refuse what a commit is about to make durable."""
 
 
 def has_written(connection: Connection, *, unknown: bool = True) -> bool:

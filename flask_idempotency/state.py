@@ -17,7 +17,7 @@ from .exceptions import IdempotencyConfigError
 from .explain import short_lease
 from .fence import attach_fence
 from .guard import IdempotencyMutationGuard
-from .intents import Elsewhere, Intents
+from .intents import Intents, OtherEngine
 from .store import IdempotencyStore
 from .store.connections import (
     Connections,
@@ -153,10 +153,10 @@ class IdempotencyState:
 
     def _watch_others(self, engine: Engine, intents: Intents) -> None:
         """Have it noted before something is committed on another engine."""
-        intents.follow(self.db.session, engine)
+        intents.track_connections(self.db.session, engine)
         for key, level in self.other_engines().items():
             other, at_once = self.db.engines[key], level == "AUTOCOMMIT"
-            Elsewhere(intents, dialect_of(other), autocommit=at_once).attach(other)
+            OtherEngine(intents, dialect_of(other), autocommit=at_once).attach(other)
 
     def _check_lease(self, dialect: Dialect, connection: Any, _record: object) -> None:
         """Warn, with the first connection, of a lease that a statement may outlive."""
