@@ -18,7 +18,7 @@ from .answers import duplicate_answer, first_answer
 from .atomic import AtomicTransaction
 from .claiming import Claiming
 from .codec import ResultCodec
-from .completion import CallOptions, Completion, Work, failure_of
+from .completion import Completion
 from .exceptions import (
     IdempotencyHTTPException,
     IdempotencyLeaseLost,
@@ -31,6 +31,7 @@ from .lifecycle import Decision, Verdict, decide, have_run
 from .observation import Observer
 from .store.runner import SchemaMissing
 from .unit_of_work import Call, current_call
+from .work import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from .config import Config
     from .lifecycle import RecordView, Scope
     from .store import IdempotencyStore
+    from .work import CallOptions, Work
 
 log = logging.getLogger(__name__)
 

@@ -24,11 +24,11 @@ from .waiting import Waiters
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from .completion import CallOptions
     from .config import Config
     from .lifecycle import Scope
     from .store import IdempotencyStore
     from .unit_of_work import Call
+    from .work import CallOptions
 
 
 class Claiming:

@@ -12,7 +12,6 @@ from flask import current_app, request
 
 from . import failpoints
 from .answers import refuse_without_body
-from .completion import CallOptions, Work
 from .config import UNSAID, RouteOptions
 from .exceptions import (
     IdempotencyConfigError,
@@ -25,6 +24,7 @@ from .request import OPTIONS, read_key, refusing, route_name, scope_of_request
 from .request_hash import request_hash
 from .responses import rebuilt, replay, store_response
 from .state import get_state
+from .work import CallOptions, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from .answers import refuse_without_body
 from .calls import GuardedCalls
-from .completion import CallOptions, Work
 from .exceptions import REPLAYED, IdempotencyConfigError, ResultNotStorable
 from .lifecycle import StoredResponse
 from .settings import seconds_of
+from .work import CallOptions, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable

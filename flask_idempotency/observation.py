@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from . import signals
 from .answers import duplicate_answer
-from .completion import failure_of
 from .exceptions import IdempotencyHTTPException
 from .unit_of_work import write_ending
+from .work import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .completion import Work
     from .lifecycle import Claim, Decision, Scope
     from .store import IdempotencyStore
     from .unit_of_work import Ending
+    from .work import Work
 
 log = logging.getLogger(__name__)
 
