@@ -27,8 +27,9 @@ from .exceptions import (
     LeaseLost,
     NestedCallError,
 )
-from .lifecycle import Decision, Verdict, decide, have_run
+from .lifecycle import Decision, Verdict, have_run
 from .observation import Observer
+from .rules import verdict_on
 from .store.runner import SchemaMissing
 from .unit_of_work import Call, current_call
 from .work import failure_of
@@ -241,7 +242,7 @@ class GuardedCalls:
         if call.host is not None:  # the outer call's rows were rolled back too
             raise IdempotencyLeaseLost(retry_after_seconds=1)
         record = self._store.look(scope)
-        verdict = decide(record.facts(request_hash)) if record else Verdict.MISSING
+        verdict = verdict_on(record, request_hash)
         if verdict in {Verdict.MISSING, Verdict.EXPIRED_REUSABLE}:
             if call.committed or (call.claim and have_run(call.claim.steps)):
                 raise IdempotencyOutcomeUnknown

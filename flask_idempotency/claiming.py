@@ -17,7 +17,8 @@ from .exceptions import (
     NestedCallError,
 )
 from .ledger import has_changes, has_written, hold
-from .lifecycle import Decision, Verdict, decide, is_takeable
+from .lifecycle import Decision, Verdict
+from .rules import decide, facts_of, is_takeable
 from .unit_of_work import connection_of
 from .waiting import Waiters
 
@@ -80,7 +81,7 @@ class Claiming:
                 record = self._waiters.wait(
                     scope, deadline=deadline, retry_failed=options.retry_failed
                 )
-                facts = record.facts(request_hash) if record else None
+                facts = facts_of(record, request_hash) if record else None
                 # The one that asked may not have wanted to run it again.
                 if facts and not is_takeable(facts, retry_failed=options.retry_failed):
                     return Decision(outcome=decide(facts), record=record)

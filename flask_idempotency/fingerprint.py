@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 #: Of the rules below. A record that was made by other rules is no conflict: see
-#: ``lifecycle.comparable_hash``.
+#: ``rules.comparable_hash``.
 VERSION = "v1"
 
 

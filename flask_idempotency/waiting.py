@@ -13,7 +13,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .lifecycle import Verdict, decide, is_takeable
+from .lifecycle import Verdict
+from .rules import facts_of, is_takeable, verdict_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,10 +111,10 @@ class Waiters:
                 self._pause(watch, deadline)
                 record = self._look(scope)
                 if record is None or is_takeable(
-                    record.facts(None), retry_failed=retry_failed
+                    facts_of(record, None), retry_failed=retry_failed
                 ):
                     return None
-                final = decide(record.facts(None)) is not Verdict.IN_PROGRESS
+                final = verdict_on(record, None) is not Verdict.IN_PROGRESS
             return record
         finally:
             with watch.condition:

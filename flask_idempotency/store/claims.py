@@ -1,7 +1,7 @@
 """
 Claiming a record: insert first, and take over only what the decision table allows.
 
-What decides whether a request may run belongs in ``lifecycle``.
+What decides whether a request may run belongs in ``rules``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from flask_idempotency.lifecycle import (
     Decision,
     Verdict,
     check_text,
-    comparable_hash,
-    decide,
-    is_takeable,
 )
+from flask_idempotency.rules import comparable_hash, decide, facts_of, is_takeable
 
 from .base import StoreBase
 from .dialects import PostgreSQL
@@ -134,7 +132,7 @@ class Claims(StoreBase):
             # The answer of an INSERT was lost.
             return _granted(claimed(trial.claim, record))
         trial = self._comparable(trial, record)
-        facts = record.facts(trial.claim.request_hash)
+        facts = facts_of(record, trial.claim.request_hash)
         verdict = decide(facts)
         if not is_takeable(facts, retry_failed=trial.retry_failed):
             return Decision(outcome=verdict, record=record)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flask_idempotency.explain import explain
-from flask_idempotency.lifecycle import Diagnosis, Status, Verdict, decide
+from flask_idempotency.lifecycle import Diagnosis, Status
+from flask_idempotency.rules import verdict_on
 
 from .base import StoreBase
 from .rows import record_of
@@ -38,8 +39,7 @@ class Queries(StoreBase):
             IdempotencyStoreUnavailable: If the database cannot answer.
         """
         record = self.look(scope)
-        facts = record.facts(request_hash) if record else None
-        verdict = decide(facts) if facts else Verdict.MISSING
+        verdict = verdict_on(record, request_hash)
         return Diagnosis(
             diagnosis=verdict,
             scope=scope,

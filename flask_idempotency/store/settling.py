@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import ColumnElement, and_, null, or_, update
 
-from flask_idempotency.lifecycle import UNKNOWN, Status
+from flask_idempotency.lifecycle import Status
+from flask_idempotency.rules import UNKNOWN
 
 from .statements import ANSWER_COLUMNS, Statements
 

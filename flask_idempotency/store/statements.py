@@ -2,7 +2,7 @@
 The statements on one record table, built once for a store.
 
 Each condition on a record's state is made from the rows of the decision table in
-``lifecycle``, so that an UPDATE repeats exactly what was decided on.
+``rules``, so that an UPDATE repeats exactly what was decided on.
 """
 
 from __future__ import annotations
@@ -33,17 +33,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
-from flask_idempotency.lifecycle import (
-    EXPIRABLE,
-    RETRYABLE,
-    RULES,
-    TAKEABLE,
-    UNKNOWN,
-    Rule,
-    Status,
-    Verdict,
-)
+from flask_idempotency.lifecycle import Status, Verdict
 from flask_idempotency.models import SCOPE_COLUMNS, lease_table, scope_constraint
+from flask_idempotency.rules import EXPIRABLE, RETRYABLE, RULES, TAKEABLE, UNKNOWN, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

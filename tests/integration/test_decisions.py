@@ -12,14 +12,13 @@ import pytest
 from sqlalchemy import insert
 
 from flask_idempotency.lifecycle import (
-    Facts,
     Failure,
     Resolution,
     Status,
     StoredResponse,
     Verdict,
-    decide,
 )
+from flask_idempotency.rules import Facts, decide, facts_of
 
 if TYPE_CHECKING:
     from tests.shop import Shop
@@ -207,7 +206,7 @@ def test_resolve_settles_what_is_unknown(
             assert (record is not None) is (unknown or (force and coming)), facts
             if record is not None:
                 assert record.open_step == ("charge" if facts.open_step else None)
-                assert record.facts(None).open_step is False
+                assert facts_of(record, None).open_step is False
 
 
 @pytest.mark.parametrize("status", Status)
