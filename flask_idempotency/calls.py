@@ -198,13 +198,15 @@ class GuardedCalls:
             answer = self._perform(call, None, request_hash, work)
         except BaseException as error:
             failure = failure_of(error)
-            self._observer.record(claimed, lambda: failure, committed=call.committed)
+            self._observer.record(
+                claimed, lambda: failure, committed=call.partly_committed
+            )
             raise
         result = cast("R", answer.result)
         self._observer.record(
             claimed,
             lambda: work.ending(answer.stored, result),
-            committed=call.committed,
+            committed=call.partly_committed,
         )
         return answer
 
@@ -244,7 +246,7 @@ class GuardedCalls:
         record = self._store.look(scope)
         verdict = verdict_on(record, request_hash)
         if verdict in {Verdict.MISSING, Verdict.EXPIRED_REUSABLE}:
-            if call.committed or (call.claim and have_run(call.claim.steps)):
+            if call.partly_committed or (call.claim and have_run(call.claim.steps)):
                 raise IdempotencyOutcomeUnknown
             raise IdempotencyLeaseLost(retry_after_seconds=1)
         return Decision(outcome=verdict, record=record)

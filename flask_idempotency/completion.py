@@ -24,6 +24,7 @@ from .ledger import hold, keeps_work
 from .lifecycle import Status, StoredResponse
 from .recording import Recording, hand_over, unreleased
 from .unit_of_work import (
+    Effect,
     can_commit,
     connection_of,
     roll_back,
@@ -129,7 +130,7 @@ class Completion:
         except Exception as error:
             if call.lost:
                 raise
-            if isinstance(error, LeaseLost) and not call.committed:
+            if isinstance(error, LeaseLost) and not call.partly_committed:
                 # An inner call's record was taken over; nothing of it all is durable.
                 raise IdempotencyLeaseLost(retry_after_seconds=1) from error
             call.ending = None
@@ -171,7 +172,7 @@ class Completion:
         failpoints.reach("before_commit")
         (call.transaction or call.session).commit()
         failpoints.reach("after_commit")
-        if call.claim is not None and not (call.settled or call.elsewhere):
+        if call.claim is not None and call.effect is Effect.OPEN:
             raise IdempotencyConfigError(_NOT_COMMITTED)
 
     def _has_committed(self, call: Call, error: Exception) -> bool:
@@ -185,7 +186,7 @@ class Completion:
         lost_answer = getattr(error, "connection_invalidated", False)
         if call.claim is None or not (call.settled or lost_answer):
             return False
-        call.settled = False
+        call.effect = Effect.OPEN
         status = self._store.settle(call.claim)
         if status is None:
             call.abandon()
@@ -195,7 +196,7 @@ class Completion:
         if status is Status.PROCESSING:
             return False
         log.error("The commit went through, but raised.", exc_info=error)
-        call.settled = True
+        call.effect = Effect.SETTLED
         return True
 
     def _conduct_inside(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R]:

@@ -17,7 +17,7 @@ from sqlalchemy.exc import InvalidRequestError
 from .exceptions import IdempotencyConfigError, LeaseLost
 from .intents import Intents, commits_by_itself
 from .ledger import TransactionListener, has_written, ledger_of, start
-from .unit_of_work import current_call, write_ending
+from .unit_of_work import Effect, current_call, write_ending
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -126,7 +126,7 @@ class _Fence(TransactionListener):
         ledger = ledger_of(connection) if _is_usable(connection) else None
         if ledger is None or error is None:
             return
-        committing = any(call.settled or call.kept for _, call in ledger.held)
+        committing = any(call.effect is not Effect.OPEN for _, call in ledger.held)
         committing = committing or any(hook.due for _, hook in ledger.hooks)
         undone = self._store.dialect.ends_transaction(error)
         if committing or undone:
@@ -168,7 +168,7 @@ class _Fence(TransactionListener):
             self._mark(connection, running)
         self._carry(connection, self._recorded(held))
         for call in apart:
-            call.kept = True
+            call.effect = Effect.COMMITTED
         for _, hook in ledger.hooks:
             hook.due = True
 
@@ -220,7 +220,7 @@ class _Fence(TransactionListener):
                 call.lost = True
                 raise LeaseLost(_LOST)
         for call in running:
-            call.committed = True
+            call.partly_committed = True
 
     def _carry(self, connection: Connection, held: list[Call]) -> None:
         """Write the outcomes of the calls whose effect is being committed."""
@@ -229,7 +229,7 @@ class _Fence(TransactionListener):
                 call.lost = True
                 raise LeaseLost(_LOST)
         for call in held:
-            call.settled = True
+            call.effect = Effect.SETTLED
 
     def _write(self, call: Call, connection: Connection) -> bool:
         claim, ending = cast("Claim", call.claim), cast("Ending", call.ending)

@@ -89,7 +89,7 @@ class Intents:
                 ledger.undo()
             raise
         for running in call.chain():
-            running.committed = True
+            running.partly_committed = True
         failpoints.reach("after_intent")
 
     def _mark(self, call: Call) -> None:

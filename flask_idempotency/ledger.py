@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from sqlalchemy import event
 
 from .store.dialects.base import START
-from .unit_of_work import Hook, connection_of
+from .unit_of_work import Effect, Hook, connection_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +101,7 @@ class Ledger:
             self.released_at = None
         for at, call in self.held:
             if at > depth:
-                call.settled = call.kept = False
+                call.effect = Effect.OPEN
                 if call.joined:
                     call.claim = None  # its record was rolled back, too
         for at, hook in self.hooks:

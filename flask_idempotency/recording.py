@@ -13,7 +13,7 @@ from . import failpoints
 from .exceptions import IdempotencyError, IdempotencyHTTPException
 from .ledger import hold
 from .lifecycle import Failure, first_open
-from .unit_of_work import Release, can_commit, roll_back, write_ending
+from .unit_of_work import Effect, Release, can_commit, roll_back, write_ending
 from .work import failure_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Recording:
     def note_escaped(self, call: Call) -> None:
         """Note effects that may be durable though the guard has committed nothing."""
         if call.transaction is not None and call.transaction.escaped:
-            call.committed = True
+            call.partly_committed = True
             if call.claim is not None:
                 call.lost = not self._store.mark_effects(call.claim)
 
@@ -54,7 +54,7 @@ class Recording:
             if inner.settled or inner.claim is None:
                 continue
             ending = inner.ending
-            if not (inner.kept or isinstance(ending, Failure)):
+            if not (inner.effect is Effect.COMMITTED or isinstance(ending, Failure)):
                 ending = Release(Failure(reason="rolled back with the call around it"))
             try:
                 if ending is not None:
@@ -115,7 +115,7 @@ class Recording:
         if retryable and self._store.release(claim):
             return True
         # The client may come back, and gets the results of the steps that have run.
-        if retryable and not call.committed and first_open(claim.steps) is None:
+        if retryable and not call.partly_committed and first_open(claim.steps) is None:
             return self._store.hand_back(claim)
         return self._store.mark_failed(claim, failure)
 

@@ -7,6 +7,7 @@ import os
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 from uuid import UUID, uuid4
@@ -45,6 +46,17 @@ class Release:
 Ending = StoredResponse | Failure | Release
 
 
+class Effect(Enum):
+    """What has become of a call's effect, by the commit that is to complete it."""
+
+    #: Not committed, or rolled back.
+    OPEN = "open"
+    #: Committed without the call's ending, which is still to be written.
+    COMMITTED = "committed"
+    #: Committed with the call's ending.
+    SETTLED = "settled"
+
+
 @dataclass(eq=False)
 class Hook:
     """
@@ -76,13 +88,12 @@ class Call:
         recovering: It finds out how an earlier call ended, and runs no handler.
         joined: The claim is part of the session's transaction, and ends with it.
         ending: What the commit of the transaction that holds its effect writes.
-        settled: That commit went through.
+        effect: What has become of that effect.
         completed: Of an outermost call: the recorded calls that ended inside it.
         hooks: Of an outermost call: what is to be done after its commits.
-        committed: A part of it became durable before its end.
+        partly_committed: Something of it became durable before that commit.
         lost: The record is no longer ours; nothing of this call may be committed.
         elsewhere: It writes on another engine, so that no commit can carry its ending.
-        kept: Its effect was committed without its ending for that reason.
         step: Name of the step that is being called.
         unrecorded_steps: Without a claim, which has its own: the steps so far.
     """
@@ -99,13 +110,12 @@ class Call:
     recovering: bool = False
     joined: bool = False
     ending: Ending | None = None
-    settled: bool = False
+    effect: Effect = Effect.OPEN
     completed: list[Call] = field(default_factory=list)
     hooks: list[Hook] = field(default_factory=list)
-    committed: bool = False
+    partly_committed: bool = False
     lost: bool = False
     elsewhere: bool = False
-    kept: bool = False
     step: str | None = None
     unrecorded_steps: tuple[Step, ...] = ()
 
@@ -113,6 +123,11 @@ class Call:
     def loose_id(self) -> UUID:
         """Stands for the operation where there is no claim."""
         return uuid4()
+
+    @property
+    def settled(self) -> bool:
+        """Whether its ending is committed, with its effect."""
+        return self.effect is Effect.SETTLED
 
     @property
     def host(self) -> Call | None:
