@@ -70,6 +70,21 @@ class Claiming:
             IdempotencyStoreUnavailable: If the database cannot answer.
             NestedCallError: If a call around this one has the same scope.
         """
+        decision = self._claim_or_wait(call, scope, request_hash, options)
+        unknown = decision.outcome is Verdict.OUTCOME_UNKNOWN
+        if unknown and recoverable and call.host is None:
+            claim = self._store.claim_recovery(
+                scope, request_hash, lease_seconds=options.lease_seconds
+            )
+            if claim is None:  # somebody else is at it
+                return self._claim(call, scope, request_hash, options)
+            return replace(decision, outcome=Verdict.CLAIMED, claim=claim)
+        return decision
+
+    def _claim_or_wait(
+        self, call: Call, scope: Scope, request_hash: str, options: CallOptions
+    ) -> Decision:
+        """Claim the record, again after each call in progress that is waited for."""
         seconds = options.wait_seconds
         if seconds is None:
             seconds = self._config.wait_seconds
@@ -89,14 +104,6 @@ class Claiming:
             except (TimeoutError, IdempotencyStoreUnavailable):
                 # That call runs, for all we know: never "run this one unprotected".
                 return _aged(decision, time.monotonic() - seen_at)
-        unknown = decision.outcome is Verdict.OUTCOME_UNKNOWN
-        if unknown and recoverable and call.host is None:
-            claim = self._store.claim_recovery(
-                scope, request_hash, lease_seconds=options.lease_seconds
-            )
-            if claim is None:  # somebody else is at it
-                return self._claim(call, scope, request_hash, options)
-            return replace(decision, outcome=Verdict.CLAIMED, claim=claim)
         return decision
 
     def claim(
