@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.databases import Database, sqlite_database
+from tests.integration.test_binds import Separate
 
 from .test_cli import outcome_unknown, run
 
@@ -66,6 +68,14 @@ def test_other_binds_are_noted(open_shop: Callable[..., Shop], tmp_path: Path) -
         ("other_bind", False),
         ("autocommit_bind", False),
     ]
+
+
+def test_record_on_a_bind_of_its_own_is_noted(tmp_path: Path) -> None:
+    """Then every business row is on another bind."""
+    other = sqlite_database(tmp_path, "other").url
+    shop = Separate(sqlite_database(tmp_path), other, IDEMPOTENCY_SEPARATE_BIND=True)
+    with contextlib.closing(shop):
+        assert codes(shop, 0) == [("separate_bind", False), ("other_bind", False)]
 
 
 def test_memory_is_noted(open_shop: Callable[..., Shop]) -> None:
