@@ -12,6 +12,7 @@ import pytest
 from flask_idempotency import exceptions
 from flask_idempotency.config import Config, RouteOptions
 from flask_idempotency.exceptions import IdempotencyHTTPException
+from flask_idempotency.ops import doctor
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]
@@ -81,6 +82,13 @@ def test_settings_that_are_named_exist(document: Path) -> None:
     codes = {error.error_code for error in errors()}
     tests = {name for name in named if name.startswith("IDEMPOTENCY_TEST_")}
     assert named - codes - tests <= set(Config.keys().values())
+
+
+def test_findings_of_doctor_are_explained() -> None:
+    """The codes that scripts get from ``doctor --json`` stand in a table."""
+    source = Path(doctor.__file__).read_text(encoding="utf-8")
+    codes = re.findall(r'code="(\w+)"', source)
+    assert codes == re.findall(r"^\| `(\w+)` \|", GUARANTEES, re.MULTILINE)
 
 
 def test_options_are_explained() -> None:
