@@ -22,6 +22,7 @@ from sqlalchemy import column, delete, insert, table
 from flask_idempotency import Failure, Status, StoredResponse, Verdict
 from flask_idempotency.models import lease_table
 
+from .clock import pass_time
 from .model import (
     LEASES,
     LIVES,
@@ -34,10 +35,14 @@ if TYPE_CHECKING:
     from tests.shop import Shop
 
 #: With three of them a new one may be claimed while two calls are renewed.
-KEYS, HASHES = ("k1", "k2", "k3"), ("v1:a", "v1:b")
+KEYS = ("k1", "k2", "k3")
+#: Most requests with a key are the same one.
+HASHES = ("v1:a", "v1:a", "v1:a", "v1:b")
 ACCOUNTS = table("account", column("id"), column("name"))
 
-keys, hashes, flags = st.sampled_from(KEYS), st.sampled_from(HASHES), st.booleans()
+# Most moves are about one key, where they meet.
+keys = st.sampled_from((*KEYS[:1] * 3, *KEYS))
+hashes, flags = st.sampled_from(HASHES), st.booleans()
 leases, lives = st.sampled_from(LEASES), st.sampled_from(LIVES)
 
 
@@ -74,6 +79,7 @@ class Clients(RuleBasedStateMachine):
         lease=leases,
         life=lives,
         bound=flags,
+        then=st.sampled_from(["hang", "commit a part", "commit a part", "succeed"]),
     )
     def arrive(
         self,
@@ -84,8 +90,9 @@ class Clients(RuleBasedStateMachine):
         lease: float,
         life: float,
         bound: bool,
+        then: str,
     ) -> Claim | MultipleResults[Claim]:
-        """Claim a key, for a handler that may or may not bind identifiers."""
+        """Claim a key, with identifiers or without, and start to work or hang."""
         before = self.model.records.get(key)
         expected = self.model.arrive(key, request_hash, retry_failed=retry_failed)
         decision = self.store.claim(
@@ -110,6 +117,10 @@ class Clients(RuleBasedStateMachine):
             assert before is not None
             self.take(before, claim, lease)
             before.answer, before.resolved, before.effects = None, False, False
+        if then == "commit a part":
+            self.commit_a_part(claim=claim, dies=False)
+        elif then == "succeed":
+            self.succeed(claim=claim, carried=True, dies=False)
         return claim
 
     def _start(
@@ -126,6 +137,7 @@ class Clients(RuleBasedStateMachine):
             operation=claim.operation_id,
             token=claim.owner_token,
             request_hash=request_hash,
+            starts=model.now,
             lease_ends=model.now + lease,
             ends=model.now + life,
             ids=ids,
@@ -170,7 +182,36 @@ class Clients(RuleBasedStateMachine):
         if owned is not None:
             self.model.commit(claim, owned, None)
 
-    @rule(claim=owners, carried=flags, dies=flags)
+    @rule(
+        target=owners,
+        claim=owners,
+        how=st.sampled_from(["succeed", "die", "answer", "fail", "release", "return"]),
+        asks_again=flags,
+    )
+    def end(
+        self, *, claim: Claim, how: str, asks_again: bool
+    ) -> Claim | MultipleResults[Claim]:
+        """End a call, whose client may ask again; one rule, as most calls go on."""
+        if how in {"succeed", "die", "answer"}:
+            self.succeed(claim=claim, carried=how != "answer", dies=how == "die")
+        elif how == "fail":
+            self.fail(claim)
+        elif how == "release":
+            self.release(claim)
+        else:
+            self.hand_back(claim)
+        if not asks_again:
+            return multiple()
+        return self.arrive(
+            key=claim.scope.idempotency_key,
+            request_hash=claim.request_hash,
+            retry_failed=True,
+            lease=LEASES[0],
+            life=LIVES[0],
+            bound=False,
+            then="hang",
+        )
+
     def succeed(self, *, claim: Claim, carried: bool, dies: bool) -> None:
         """Answer: with a row in one commit, or without any."""
         owned, answer = self.model.owned(claim), f"answer {self.written}".encode()
@@ -191,8 +232,7 @@ class Clients(RuleBasedStateMachine):
         self.model.finish(claim, owned, Status.SUCCEEDED)
         owned.answer = answer
 
-    @rule(claim=owners)
-    def fail(self, *, claim: Claim) -> None:
+    def fail(self, claim: Claim) -> None:
         """Raise, after whatever became durable before."""
         owned = self.model.owned(claim)
         failure = Failure(reason="builtins.ValueError")
@@ -200,8 +240,7 @@ class Clients(RuleBasedStateMachine):
         if owned is not None:
             self.model.finish(claim, owned, Status.FAILED)
 
-    @rule(claim=owners)
-    def release(self, *, claim: Claim) -> None:
+    def release(self, claim: Claim) -> None:
         """Say that nothing was done, which has to be true."""
         owned = self.model.owned(claim)
         free = owned is not None and not owned.effects
@@ -209,11 +248,25 @@ class Clients(RuleBasedStateMachine):
         if free:
             del self.model.records[claim.scope.idempotency_key]
 
-    @rule(claim=owners, lease=leases)
-    def renew(self, *, claim: Claim, lease: float) -> None:
-        """Renew a lease, also one that is over or another's by now."""
+    def hand_back(self, claim: Claim) -> None:
+        """Give a recovery up."""
+        owned = self.model.owned(claim)
+        assert self.store.hand_back(claim) is (owned is not None)
+        if owned is not None:
+            owned.token, owned.lease_ends = None, self.model.now
+
+    @rule(claim=owners, lease=leases, works_on=flags)
+    def renew(self, *, claim: Claim, lease: float, works_on: bool) -> None:
+        """Renew a lease, also one that is over or another's by now, and work on."""
         self.store.renew({claim.owner_token: lease})
         self.model.renewed[claim.owner_token] = self.model.now + lease
+        if works_on:
+            self.wait(1000.0)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, for the database too."""
+        pass_time(self.shop, seconds)
+        self.model.now += seconds
 
     @rule(claim=owners)
     def forget_lease(self, *, claim: Claim) -> None:

@@ -37,6 +37,7 @@ class Record:
     operation: UUID
     token: UUID | None
     request_hash: str
+    starts: float
     lease_ends: float | None
     ends: float
     ids: tuple[str | None, str | None]

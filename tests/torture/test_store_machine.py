@@ -23,8 +23,7 @@ from sqlalchemy import select
 from flask_idempotency import Claim, Failure, Resolution, Status, StoredResponse
 from tests.conftest import SAMPLE
 
-from .clients import ACCOUNTS, KEYS, Clients, flags, hashes, keys, leases
-from .clock import pass_time
+from .clients import ACCOUNTS, KEYS, Clients, flags, keys, leases
 from .model import AGE, AGES, LEASE, LIFE, MAX_ATTEMPTS, Record
 
 if TYPE_CHECKING:
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
 
     from tests.shop import Shop
 
+#: Real seconds of one order of moves, at most.
+TOLERANCE = 250
 #: Whole thousands, between which leases and lives end.
 STEPS = (1000.0, 2000.0, 3000.0, 21000.0)
 ENDINGS: dict[Status, StoredResponse | Failure | None] = {
@@ -46,11 +47,14 @@ class StoreMachine(Clients):
 
     # What happens to an unknown outcome.
 
-    @rule(target=Clients.owners, key=keys, request_hash=hashes, lease=leases)
+    @rule(target=Clients.owners, late=Clients.owners, lease=leases, sleeps=flags)
     def claim_recovery(
-        self, *, key: str, request_hash: str, lease: float
+        self, *, late: Claim, lease: float, sleeps: bool
     ) -> Claim | MultipleResults[Claim]:
-        """Find out how an operation ended, by a claim that runs nothing."""
+        """Find out how an owner's operation ended, by a claim that runs nothing."""
+        if sleeps:
+            self.wait(2000.0)
+        key, request_hash = late.scope.idempotency_key, late.request_hash
         record = self.model.records.get(key)
         same = record is not None and record.request_hash == request_hash
         claim = self.store.claim_recovery(
@@ -63,14 +67,6 @@ class StoreMachine(Clients):
         self.take(record, claim, lease)
         self.model.recoveries.add(claim.owner_token)
         return claim
-
-    @rule(claim=Clients.owners)
-    def hand_back(self, *, claim: Claim) -> None:
-        """Give a recovery up."""
-        owned = self.model.owned(claim)
-        assert self.store.hand_back(claim) is (owned is not None)
-        if owned is not None:
-            owned.token, owned.lease_ends = None, self.model.now
 
     @rule(
         key=keys,
@@ -95,10 +91,9 @@ class StoreMachine(Clients):
     # What time does.
 
     @rule(seconds=st.sampled_from(STEPS))
-    def wait(self, *, seconds: float) -> None:
-        """Let time pass, for the database too."""
-        pass_time(self.shop, seconds)
-        self.model.now += seconds
+    def nothing_happens(self, *, seconds: float) -> None:
+        """Let everybody sleep for a while."""
+        self.wait(seconds)
 
     @rule()
     def expire(self) -> None:
@@ -154,6 +149,8 @@ class StoreMachine(Clients):
         assert (record.task_id, record.outbox_event_id) == expected.ids
         assert (record.effects_committed_at is not None) is expected.effects
         assert (record.resolved_by is not None) is expected.resolved
+        life = (record.expires_at - record.created_at).total_seconds()
+        assert abs(life - (expected.ends - expected.starts)) < TOLERANCE
         assert record.gone is expected.is_over(self.model.now)
         assert record.lapsed is self.model.has_lapsed(expected)
         assert (record.locked_until is None) is (expected.lease_ends is None)
@@ -172,7 +169,7 @@ def test_any_order_of_moves(make_shop: Callable[..., Shop], rounds: int) -> None
     )
     orders = settings(
         max_examples=rounds * 2,
-        stateful_step_count=40,
+        stateful_step_count=60,
         deadline=None,
         database=None,
         derandomize=rounds == SAMPLE,
