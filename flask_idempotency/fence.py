@@ -21,8 +21,6 @@ from .unit_of_work import Effect, current_call, write_ending
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import TypeGuard
-
     from sqlalchemy import Connection, Engine
     from sqlalchemy.engine import ExceptionContext
 
@@ -123,7 +121,7 @@ class _Fence(TransactionListener):
     def handle_error(self, context: ExceptionContext) -> None:
         """Undo what a failed COMMIT, or a server that rolled back, has undone."""
         connection, error = context.connection, context.sqlalchemy_exception
-        ledger = ledger_of(connection) if _is_usable(connection) else None
+        ledger = None if connection is None else ledger_of(connection)
         if ledger is None or error is None:
             return
         committing = any(call.effect is not Effect.OPEN for _, call in ledger.held)
@@ -234,7 +232,3 @@ class _Fence(TransactionListener):
     def _write(self, call: Call, connection: Connection) -> bool:
         claim, ending = cast("Claim", call.claim), cast("Ending", call.ending)
         return write_ending(self._store, claim, ending, connection)
-
-
-def _is_usable(connection: Connection | None) -> TypeGuard[Connection]:
-    return connection is not None and not (connection.closed or connection.invalidated)

@@ -122,6 +122,8 @@ def start(connection: Connection, *, wrote_at: int | None = None) -> None:
 
 def ledger_of(connection: Connection) -> Ledger | None:
     """Return the ledger of the open transaction, if it began under our eyes."""
+    if connection.closed or connection.invalidated:
+        return None  # one that the server has ended has no info, and asking raises
     ledger: Ledger | None = connection.info.get(_KEY)
     return ledger
 

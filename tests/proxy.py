@@ -59,6 +59,12 @@ class Proxy:
             self._frozen = True
             self._peers = dict.fromkeys(self._peers)
 
+    def cut(self) -> None:
+        """Break all connections that are open, for both ends."""
+        with self._lock:
+            for opened in list(self._peers):
+                self._drop(opened)
+
     def thaw(self) -> None:
         """Forward the connections that are made from now on."""
         with self._lock:
