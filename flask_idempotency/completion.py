@@ -11,6 +11,8 @@ import logging
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
+from sqlalchemy.exc import DBAPIError
+
 from . import failpoints
 from .exceptions import (
     IdempotencyConfigError,
@@ -208,7 +210,7 @@ class Completion:
                 call.session.flush()
                 _end(savepoint, call, savepoint.commit)
         finally:
-            _end(savepoint, call, savepoint.rollback)
+            _end(savepoint, call, lambda: _undo(savepoint))
         hand_over(call, work.ending(stored, result))
         return stored, result
 
@@ -258,3 +260,11 @@ def _end(savepoint: SessionTransaction, call: Call, how: Callable[[], None]) -> 
     """End a savepoint, unless a commit or rollback of the handler has ended it."""
     if call.session.get_nested_transaction() is savepoint:
         how()
+
+
+def _undo(savepoint: SessionTransaction) -> None:
+    """Roll a savepoint back, also when a deadlock or a lost connection took it away."""
+    try:
+        savepoint.rollback()
+    except DBAPIError:  # the one before it says why, and the fence what is left
+        log.warning("A savepoint was lost before its rollback.", exc_info=True)

@@ -21,6 +21,7 @@ from .unit_of_work import Effect, current_call, write_ending
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
     from sqlalchemy import Connection, Engine
     from sqlalchemy.engine import ExceptionContext
 
@@ -49,6 +50,11 @@ _COMMITTING_STATEMENT = (
 _ABORTED = (
     "The server has aborted this transaction, so its commit would be a rollback. "
     "An error was swallowed after the flush, in a listener of the session?"
+)
+_TORN = (
+    "The server has rolled back the first part of this transaction (a deadlock?), which "
+    "went on without it, so its commit was refused. Call the session's rollback() after "
+    "such an error, and then do everything again."
 )
 
 
@@ -127,7 +133,9 @@ class _Fence(TransactionListener):
         committing = any(call.effect is not Effect.OPEN for _, call in ledger.held)
         committing = committing or any(hook.due for _, hook in ledger.hooks)
         undone = self._store.dialect.ends_transaction(error)
-        if committing or undone:
+        if undone:
+            ledger.lose()
+        elif committing:
             ledger.undo()
         call = current_call.get()
         atomic = call.atomic if call else None
@@ -150,7 +158,7 @@ class _Fence(TransactionListener):
             return
         try:
             self._pass(current, connection, ledger)
-        except LeaseLost:
+        except (LeaseLost, InvalidRequestError):
             # Before raising: some drivers' reset would commit what is left open.
             connection.engine.dialect.do_rollback(connection.connection)
             ledger.undo()
@@ -158,6 +166,8 @@ class _Fence(TransactionListener):
 
     def _pass(self, current: Call, connection: Connection, ledger: Ledger) -> None:
         """Write into a transaction what its commit says of the calls."""
+        if ledger.torn:
+            raise InvalidRequestError(_TORN)
         ended = [call for _, call in ledger.held if call.ending is not None]
         held = [call for call in ended if not call.elsewhere]
         apart = [call for call in ended if call.elsewhere]

@@ -52,6 +52,10 @@ class Ledger:
         held: Calls whose effect and ending it carries, each with the number of
             savepoints that were open then: a rollback to one of these undoes it.
         hooks: The same for what is to be done after its commit.
+        wrote_before: It may have changed data before the last statement.
+        cut: The server has undone such changes, without being asked.
+        torn: It went on after that. Who made a savepoint takes what was before it for
+            safe; who writes again, takes it for a whole.
     """
 
     wrote_at: int | None = None
@@ -59,9 +63,13 @@ class Ledger:
     savepoints: list[str] = field(default_factory=list)
     held: list[tuple[int, Call]] = field(default_factory=list)
     hooks: list[tuple[int, Hook]] = field(default_factory=list)
+    wrote_before: bool = False
+    cut: bool = False
+    torn: bool = False
 
     def follow(self, statement: str) -> None:
         """Keep book of savepoints; the engine's events do not tell their names."""
+        self.wrote_before = self.wrote_at is not None
         if _ROLLBACK.match(statement):  # sent as text, past the engine's event
             self.undo()
             return
@@ -86,11 +94,20 @@ class Ledger:
 
     def note_write(self) -> None:
         """Note that data may have been changed now."""
+        self.torn = self.torn or self.cut
         self.wrote_at = _lower(self.wrote_at, len(self.savepoints))
 
     def undo(self) -> None:
         """Drop what the whole transaction did."""
+        self.cut = self.torn = False
         self.undo_after(-1)
+
+    def lose(self) -> None:
+        """Drop it, and remember that nobody has asked for that."""
+        cut = self.cut or self.wrote_before
+        torn = self.torn or (cut and bool(self.savepoints))
+        self.undo()
+        self.cut, self.torn = cut, torn
 
     def undo_after(self, depth: int) -> None:
         """Drop what was done since the savepoint at `depth` was set."""

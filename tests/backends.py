@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -26,16 +27,15 @@ _ALL = {
     "mariadb": "SELECT id FROM information_schema.processlist WHERE db = DATABASE() "
     "AND id <> CONNECTION_ID()",
 }
-# Whoever waits for a table, a row or an advisory lock.
+# Whoever waits for a table, a row or an advisory lock; on MariaDB for a table alone.
 _WAITING = {
     "postgresql": "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
     "AND wait_event_type = 'Lock'",
     "mariadb": "SELECT id FROM information_schema.processlist WHERE db = DATABASE() "
-    "AND state LIKE 'Waiting for table%lock' UNION SELECT p.id "
-    "FROM information_schema.innodb_trx t JOIN information_schema.processlist p "
-    "ON p.id = t.trx_mysql_thread_id WHERE p.db = DATABASE() "
-    "AND t.trx_state = 'LOCK WAIT'",
+    "AND state LIKE 'Waiting for table%lock'",
 }
+# MariaDB's table of transactions is a copy, which stays old while it is read often.
+_ROW_WAIT = re.compile(r"\nLOCK WAIT [^\n]*\n\w+ thread id (\d+)")
 
 
 class Backends:
@@ -48,12 +48,12 @@ class Backends:
 
     def __init__(self, database: Database) -> None:
         self._name = database.name
-        self._engine = create_engine(database.url, poolclass=NullPool)
+        self.engine = create_engine(database.url, poolclass=NullPool)
         self._operator = self.connect()
 
     def connect(self) -> Connection:
         """Make a connection whose every statement is a transaction."""
-        return self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        return self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
 
     def close(self) -> None:
         """Close what is still open."""
@@ -75,7 +75,14 @@ class Backends:
 
     def waiting(self) -> int:
         """Return the one connection that waits for a lock, once there is one."""
-        return int(self._until(lambda: next(iter(self.numbers(_WAITING)), None)))
+        return int(self._until(lambda: next(iter(self._all_waiting()), None)))
+
+    def _all_waiting(self) -> set[int]:
+        waiting = self.numbers(_WAITING)
+        if self._name == "mariadb":
+            status = self._operator.execute(text("SHOW ENGINE INNODB STATUS")).one()
+            waiting |= {int(n) for n in _ROW_WAIT.findall(status[2])} & self.numbers()
+        return waiting
 
     def kill(self, number: int) -> None:
         """End a connection, and return when it is gone."""

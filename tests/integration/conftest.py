@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.backends import Backends
 from tests.databases import NAMES, Database, Server, sqlite_database
 from tests.proxy import Proxy
 
@@ -23,6 +24,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the store wait for a moment where it waits for seconds."""
     monkeypatch.setattr("flask_idempotency.store.connections.ANSWER_SECONDS", 0.3)
     monkeypatch.setattr("flask_idempotency.store.runner._PATIENCE_SECONDS", 0.3)
+
+
+@pytest.fixture
+def backends(database: Database) -> Iterator[Backends]:
+    """Give the operator's view of the server."""
+    backends = Backends(database)
+    yield backends
+    backends.close()
 
 
 @pytest.fixture

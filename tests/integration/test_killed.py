@@ -11,7 +11,6 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from flask_idempotency import failpoints
-from tests.backends import Backends
 from tests.proxy import reconnect
 from tests.shop import elsewhere, is_replay, unavailable
 
@@ -22,21 +21,13 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from tests.databases import Database
+    from tests.backends import Backends
     from tests.proxy import Proxy
     from tests.shop import Shop
 
 pytestmark = pytest.mark.parametrize(
     "database", ["postgresql", "mariadb"], indirect=True
 )
-
-
-@pytest.fixture
-def backends(database: Database) -> Iterator[Backends]:
-    """Give the operator's view of the server."""
-    backends = Backends(database)
-    yield backends
-    backends.close()
 
 
 @pytest.fixture

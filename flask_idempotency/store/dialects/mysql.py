@@ -154,7 +154,7 @@ class MySQL(Dialect):
         "START TRANSACTION",
     )
     drivers = frozenset({"pymysql"})
-    # Deadlock, changed since the snapshot.
+    # Deadlock, changed since the snapshot: the server has rolled everything back.
     transient = frozenset({1213, 1020})
     locked = frozenset({1205})
     schema = frozenset({1146, 1054})
@@ -163,7 +163,7 @@ class MySQL(Dialect):
         "SHOW VARIABLES WHERE Variable_name "
         "IN ('max_statement_time', 'max_execution_time')"
     )
-    _DUPLICATE, _DEADLOCK = 1062, 1213
+    _DUPLICATE = 1062
     _UNIT: ClassVar[ColumnElement[Any]] = literal_column("MICROSECOND")
 
     def upsert(self, table: Table, rows: list[dict[str, Any]]) -> Executable:
@@ -226,7 +226,7 @@ class MySQL(Dialect):
         return arguments[0] if arguments else None
 
     def ends_transaction(self, error: Exception) -> bool:
-        return isinstance(error, DBAPIError) and self.code(error) == self._DEADLOCK
+        return isinstance(error, DBAPIError) and self.code(error) in self.transient
 
     def is_duplicate(self, error: IntegrityError, constraint: str, table: str) -> bool:
         # The words depend on the server's language, the constraint's name does not.
