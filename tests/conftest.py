@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from flask import Flask
 
+from . import pooler
 from .databases import NAMES, SERVERS, Database, Server, sqlite_database
 from .shop import Shop
 
@@ -73,6 +74,8 @@ def pytest_terminal_summary(
     """Say in one line per server what was not tested."""
     for reason in config.stash[_ABSENT].values():
         terminalreporter.write_line(f"SKIPPED: {reason}", yellow=True)
+    if pooler.PROGRAM is None:
+        terminalreporter.write_line(f"SKIPPED: {pooler.ABSENT}", yellow=True)
 
 
 @pytest.fixture
