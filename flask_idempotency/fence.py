@@ -16,7 +16,13 @@ from sqlalchemy.exc import InvalidRequestError
 
 from .exceptions import IdempotencyConfigError, LeaseLost
 from .intents import Intents, commits_by_itself
-from .ledger import TransactionListener, has_written, ledger_of, start
+from .ledger import (
+    TransactionListener,
+    has_written,
+    ledger_in_call,
+    ledger_of,
+    start,
+)
 from .unit_of_work import Effect, current_call, write_ending
 
 if TYPE_CHECKING:
@@ -94,10 +100,10 @@ class _Fence(TransactionListener):
         self.intents = Intents(store, self.commit)
 
     def execute(self, connection: Connection, statement: str) -> None:
-        ledger = ledger_of(connection)
+        dialect, call = self._store.dialect, current_call.get()
+        ledger = ledger_of(connection) if call is None else ledger_in_call(connection)
         if ledger is None:
             return
-        dialect, call = self._store.dialect, current_call.get()
         if call is not None:
             ledger.follow(statement)
         if dialect.may_write(statement):
@@ -144,12 +150,11 @@ class _Fence(TransactionListener):
 
     def commit(self, connection: Connection) -> None:
         current = current_call.get()
-        ledger = ledger_of(connection)
-        if ledger is None:
-            return
         if current is None:
-            self._report_late(connection)
+            if ledger_of(connection) is not None:
+                self._report_late(connection)
             return
+        ledger = ledger_in_call(connection)
         self._refuse_second_commit(current, connection, ledger)
         if self._store.dialect.is_aborted(connection):
             ledger.undo()

@@ -15,7 +15,14 @@ from sqlalchemy import event
 
 from . import failpoints
 from .exceptions import IdempotencyConfigError, LeaseLost
-from .ledger import CONNECTION, TransactionListener, has_written, ledger_of, start
+from .ledger import (
+    CONNECTION,
+    TransactionListener,
+    has_written,
+    ledger_in_call,
+    ledger_of,
+    start,
+)
 from .unit_of_work import current_call
 
 if TYPE_CHECKING:
@@ -134,10 +141,10 @@ class OtherEngine(TransactionListener):
 
     def execute(self, connection: Connection, statement: str) -> None:
         """Note what a statement is about to do."""
-        call, ledger = current_call.get(), ledger_of(connection)
-        if call is None or ledger is None or not self._dialect.may_write(statement):
+        call = current_call.get()
+        if call is None or not self._dialect.may_write(statement):
             return
-        ledger.note_write()
+        ledger_in_call(connection).note_write()
         for running in call.chain():
             running.elsewhere = True
         at_once = self._autocommit or commits_by_itself(connection)

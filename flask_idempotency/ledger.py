@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy import event
 
@@ -132,9 +132,15 @@ def _lower(depth: int | None, other: int) -> int:
     return other if depth is None else min(depth, other)
 
 
-def start(connection: Connection, *, wrote_at: int | None = None) -> None:
+def start(connection: Connection, *, wrote_at: int | None = None) -> Ledger:
     """Begin a new ledger, with a transaction."""
-    connection.info[_KEY] = Ledger(wrote_at=wrote_at)
+    ledger = connection.info[_KEY] = Ledger(wrote_at=wrote_at)
+    return ledger
+
+
+def ledger_in_call(connection: Connection) -> Ledger:
+    """Return the ledger; of a transaction older than the fence nothing is known."""
+    return ledger_of(connection) or start(connection, wrote_at=0)
 
 
 def ledger_of(connection: Connection) -> Ledger | None:
@@ -225,7 +231,7 @@ def keeps_work(connection: Connection) -> bool:
 
 def hold(call: Call) -> None:
     """Tie a call to the session's transaction: they are committed or undone together."""
-    ledger = _known(connection_of(call))
+    ledger = ledger_in_call(connection_of(call))
     if all(call is not held for _, held in ledger.held):
         ledger.held.append((len(ledger.savepoints), call))
 
@@ -242,13 +248,6 @@ def after_commit(call: Call, run: Callable[[], object]) -> None:
         run: What to do.
     """
     hook = Hook(run)
-    ledger = _known(connection_of(call))
+    ledger = ledger_in_call(connection_of(call))
     ledger.hooks.append((len(ledger.savepoints), hook))
     (call.host or call).hooks.append(hook)
-
-
-def _known(connection: Connection) -> Ledger:
-    """Return the ledger of a transaction that is to carry something of ours."""
-    if ledger_of(connection) is None:
-        start(connection, wrote_at=0)
-    return cast("Ledger", ledger_of(connection))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from flask import Flask
 from sqlalchemy import __version__, event, text
 from sqlalchemy.orm import Session
 
-from flask_idempotency import IdempotencyConfigError, idempotent
+from flask_idempotency import Idempotency, IdempotencyConfigError, idempotent
 from flask_idempotency.ledger import after_commit
 from flask_idempotency.unit_of_work import Call, current_call
 from tests.shop import elsewhere
@@ -543,3 +544,32 @@ def test_hook_of_a_failed_commit_does_not_run(shop: Shop) -> None:
     shop.view(view)
     assert shop.post().status_code == 500
     assert (seen, shop.accounts(), shop.status()) == ([], [], "failed")
+
+
+def test_transaction_that_is_older_than_the_fence(shop: Shop) -> None:
+    """A commit of it is noted, too: the extension may be set up before ``db``."""
+    app = Flask("late")
+    app.config.update(SQLALCHEMY_DATABASE_URI=shop.database.url)
+    late = Idempotency(app, shop.db)
+    shop.db.init_app(app)
+
+    @app.before_request
+    def read() -> None:
+        shop.db.session.execute(text("SELECT * FROM account")).all()
+
+    @idempotent(required=True, retry_failed=True, user_id="u1")
+    def view() -> None:
+        shop.add(f"run {len(shop.runs)}")
+        shop.db.session.commit()
+        raise ValueError
+
+    app.add_url_rule("/accounts", "accounts", view, methods=["POST"])
+    headers = {"Idempotency-Key": "k"}
+    for _ in range(2):
+        answer = app.test_client().post("/accounts", headers=headers, json={})
+        assert answer.status_code == 500
+    assert shop.accounts() == ["run 0"]
+    with app.app_context():
+        shop.db.session.remove()
+        shop.db.engine.dispose()
+        late.store.close()
