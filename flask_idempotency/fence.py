@@ -108,8 +108,10 @@ class _Fence(TransactionListener):
             ledger.follow(statement)
         if dialect.may_write(statement):
             ledger.note_write()
-            if call is not None and commits_by_itself(connection):
+            if call is not None and commits_by_itself(connection, dialect):
                 self._note_autocommit(call, connection)
+            elif call is not None:
+                dialect.begin_before_write(connection, statement)
         if call is not None and dialect.commits(statement):
             if call.atomic is not None:
                 text = statement.strip().split("\n")[0]

@@ -47,10 +47,12 @@ _NO_ROOM = (
 )
 
 
-def commits_by_itself(connection: Connection) -> bool:
+def commits_by_itself(connection: Connection, dialect: Dialect) -> bool:
     """Tell whether each statement on a connection is durable at once."""
     options = connection.get_execution_options()
-    return options.get("isolation_level") == "AUTOCOMMIT"
+    return options.get("isolation_level") == "AUTOCOMMIT" or (
+        dialect.commits_by_itself(connection)
+    )
 
 
 class Intents:
@@ -147,7 +149,9 @@ class OtherEngine(TransactionListener):
         ledger_in_call(connection).note_write()
         for running in call.chain():
             running.elsewhere = True
-        at_once = self._autocommit or commits_by_itself(connection)
+        at_once = self._autocommit or commits_by_itself(connection, self._dialect)
+        if not at_once:
+            self._dialect.begin_before_write(connection, statement)
         if at_once or self._dialect.commits(statement):
             self._intents.note(call, connection)
 

@@ -573,3 +573,61 @@ def test_transaction_that_is_older_than_the_fence(shop: Shop) -> None:
         shop.db.session.remove()
         shop.db.engine.dispose()
         late.store.close()
+
+
+CTE = "WITH x AS (SELECT 1) UPDATE account SET name = name || 'x'"
+
+
+@pytest.mark.parametrize(
+    ("statement", "options"),
+    [
+        (CTE, {}),
+        (CTE, {"isolation_level": None}),
+        ("UPDATE account SET name = name || 'x'", {"isolation_level": None}),
+        ("CREATE TABLE extra (id INT)", {}),
+    ],
+    ids=["cte", "cte, no level", "no level", "ddl"],
+)
+def test_write_before_which_the_driver_does_not_begin(
+    make_quick: Callable[..., Shop], statement: str, options: dict[str, Any]
+) -> None:
+    """SQLite's driver does so by the first word only; a call has a transaction anyway."""
+    shop = make_quick(SQLALCHEMY_ENGINE_OPTIONS={"connect_args": options})
+    with shop.app.app_context():
+        shop.db.session.execute(text(INSERT))
+        shop.db.session.commit()
+
+    def view() -> str:
+        shop.db.session.execute(text(statement))
+        if not shop.runs:
+            shop.runs.append(1)
+            raise ValueError
+        return "done"
+
+    shop.view(view, retry_failed=True)
+    assert [shop.post().status_code for _ in range(2)] == [500, 200]
+    assert shop.accounts() == ["firstx" if "name" in statement else "first"]
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("fails", [True, False], ids=["failure", "success"])
+def test_driver_that_commits_each_statement(
+    make_shop: Callable[..., Shop], *, fails: bool
+) -> None:
+    """An option of the driver is AUTOCOMMIT, too: what is durable is noted before."""
+    options = {"connect_args": {"autocommit": True}}
+    shop = make_shop(SQLALCHEMY_ENGINE_OPTIONS=options)
+
+    def view() -> str:
+        shop.add(f"run {len(shop.runs)}")
+        if fails:
+            raise ValueError
+        return "done"
+
+    shop.view(view, retry_failed=True)
+    code = 500 if fails else 200
+    assert [shop.post().status_code for _ in range(2)] == [code, code]
+    assert shop.accounts() == ["run 0"]
+    record = shop.record()
+    assert record is not None
+    assert record.effects_committed_at is not None

@@ -147,5 +147,12 @@ class Dialect:
             IdempotencyStoreUnavailable: If another one does not let it in time.
         """
 
+    def commits_by_itself(self, connection: Connection) -> bool:
+        """Tell whether the driver has been set to commit each statement by itself."""
+        return False
+
+    def begin_before_write(self, connection: Connection, statement: str) -> None:
+        """Make a statement part of a transaction where the driver would not."""
+
     def begin_before_savepoint(self, connection: Connection) -> None:
         """Make a savepoint part of a transaction where the driver would not."""

@@ -208,6 +208,10 @@ class MySQL(Dialect):
     def commits(self, statement: str) -> bool:
         return super().commits(statement) or bool(_IMPLICIT_COMMIT.match(statement))
 
+    def commits_by_itself(self, connection: Connection) -> bool:
+        # What the server said last; no question is sent.
+        return bool(connection.connection.dbapi_connection.get_autocommit())  # type: ignore[union-attr]
+
     def bind_text(self, value: str) -> bytes:
         return value.encode()
 

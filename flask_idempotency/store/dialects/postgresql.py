@@ -87,6 +87,9 @@ class PostgreSQL(Dialect):
         query = text("SELECT pg_current_xact_id_if_assigned() IS NOT NULL")
         return bool(connection.execute(query).scalar())
 
+    def commits_by_itself(self, connection: Connection) -> bool:
+        return bool(connection.connection.dbapi_connection.autocommit)  # type: ignore[union-attr]
+
     def is_aborted(self, connection: Connection) -> bool:
         info = connection.connection.dbapi_connection.info  # type: ignore[union-attr]
         return bool(info.transaction_status.name == "INERROR")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,16 @@ from sqlalchemy.dialects.sqlite import insert
 
 from flask_idempotency.exceptions import IdempotencyStoreUnavailable
 
-from .base import Dialect
+from .base import START, Dialect
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Connection, Executable, Table
     from sqlalchemy.exc import DBAPIError, IntegrityError
+
+# Statements that SQLite refuses in a transaction, or that would end it at once.
+_ALONE = re.compile(
+    START + r"(?:VACUUM|ATTACH|DETACH|COMMIT|END)\b", re.IGNORECASE | re.DOTALL
+)
 
 
 class SQLite(Dialect):
@@ -77,6 +83,21 @@ class SQLite(Dialect):
             raise IdempotencyStoreUnavailable(
                 f"SQLite has one writer at a time, and was not free: {error}"
             ) from error
+
+    def commits_by_itself(self, connection: Connection) -> bool:
+        # The driver's mode since Python 3.12, in which its commit() does nothing.
+        return (
+            getattr(connection.connection.dbapi_connection, "autocommit", None) is True
+        )
+
+    def begin_before_write(self, connection: Connection, statement: str) -> None:
+        # In its legacy mode the driver begins before a statement whose first word is
+        # INSERT, UPDATE, DELETE or REPLACE, so "WITH … UPDATE" would be durable at
+        # once; with isolation_level=None all would.
+        if self._in_transaction(connection) or _ALONE.match(statement):
+            return
+        raw: Any = connection.connection.dbapi_connection
+        raw.execute(f"BEGIN {raw.isolation_level or ''}")
 
     def begin_before_savepoint(self, connection: Connection) -> None:
         # In the driver's legacy mode a savepoint opens no transaction, and releasing
