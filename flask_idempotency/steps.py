@@ -7,6 +7,8 @@ session's transaction, under the record's owner, and a later attempt gets it fro
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +19,21 @@ from .lifecycle import STEP_NAME_LENGTH, Step, StepState, check_text, derived_id
 from .unit_of_work import connection_of, current_call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from .unit_of_work import Call
 
+#: Held while a step becomes the only one of its call.
+_starting = threading.Lock()
 _LOST = (
     "The record of this call was taken over or removed while it ran, so step '{name}' "
     "is not called, or its result not used. The lease was too short, or the process "
     "stood still."
 )
 _NESTED = (
-    "Step '{name}' was started inside step '{outer}', which could then neither be "
-    "repeated nor be told from it. Call one after the other."
+    "Step '{name}' was started inside step '{outer}', or beside it in another thread, "
+    "so that what became of one could not be told from the other. Call one after the "
+    "other."
 )
 _JOINED = (
     "Step '{name}' cannot be stored: the claim of this inner call is part of the outer "
@@ -62,7 +67,18 @@ def run_step(
 ) -> Any:
     """Run one step of a call, or return its stored result; see ``current_idempotency``."""
     _check_arguments(name, definite)
-    _refuse_misuse(call, name)
+    with _only_one(call, name):
+        return _run(call, name, fn, repeatable=repeatable, definite=definite)
+
+
+def _run(
+    call: Call,
+    name: str,
+    fn: Callable[[str], object],
+    *,
+    repeatable: bool,
+    definite: tuple[type[BaseException], ...],
+) -> Any:
     _leave_transaction(call, _WROTE_BEFORE.format(name=name))
     step = _next_try(_steps_of(call), name, repeatable=repeatable)
     if step.result is not None:
@@ -70,15 +86,12 @@ def run_step(
     failpoints.reach("before_step")
     _keep(call, step)
     failpoints.reach("in_step")
-    call.step = name
     try:
         value = fn(_downstream_key(call, step))
     except definite:
         _leave_transaction(call, _WROTE_INSIDE.format(name=name))
         _keep(call, replace(step, state=StepState.FAILED))
         raise
-    finally:
-        call.step = None
     failpoints.reach("after_step")
     result = call.results.encode(f"step '{name}'", value)
     _leave_transaction(call, _WROTE_INSIDE.format(name=name))
@@ -98,14 +111,22 @@ def _check_arguments(name: str, definite: tuple[type[BaseException], ...]) -> No
         raise TypeError(message)
 
 
-def _refuse_misuse(call: Call, name: str) -> None:
+@contextmanager
+def _only_one(call: Call, name: str) -> Iterator[None]:
+    """Make it the only step of the call, also among threads that share its context."""
     if call.lost:
         raise LeaseLost(_LOST.format(name=name))
-    outer = next((around.step for around in call.chain() if around.step), None)
-    if outer is not None:
-        raise NestedCallError(_NESTED.format(name=name, outer=outer))
     if call.joined:
         raise NestedCallError(_JOINED.format(name=name))
+    with _starting:
+        outer = next((around.step for around in call.chain() if around.step), None)
+        if outer is not None:
+            raise NestedCallError(_NESTED.format(name=name, outer=outer))
+        call.step = name
+    try:
+        yield
+    finally:
+        call.step = None
 
 
 def _leave_transaction(call: Call, wrote: str) -> None:

@@ -94,7 +94,7 @@ class Call:
         partly_committed: Something of it became durable before that commit.
         lost: The record is no longer ours; nothing of this call may be committed.
         elsewhere: It writes on another engine, so that no commit can carry its ending.
-        step: Name of the step that is being called.
+        step: Name of the step that runs; there is one at a time.
         unrecorded_steps: Without a claim, which has its own: the steps so far.
     """
 

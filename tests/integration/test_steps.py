@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +21,7 @@ from flask_idempotency import (
     Scope,
     StoredResponse,
     current_idempotency,
+    failpoints,
     fingerprint,
 )
 from flask_idempotency.exceptions import (
@@ -644,6 +648,30 @@ def test_step_inside_a_step(quick: Shop, provider: Provider) -> None:
     quick.view(lambda: current_idempotency.run_step("charge", fn))
     assert quick.post().status_code == 200
     assert provider.keys == []
+
+
+@pytest.mark.parametrize("name", ["charge", "mail"])
+def test_step_beside_a_step(
+    shop: Shop, provider: Provider, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Threads that share the call cannot lose each other's steps, nor double one."""
+    refused: list[BaseException | None] = []
+
+    def beside(place: str) -> None:
+        if place != "before_step" or refused:
+            return
+        refused.append(None)
+        context = contextvars.copy_context()
+        step = partial(current_idempotency.run_step, name, provider.charge)
+        with ThreadPoolExecutor(1) as pool:
+            refused.append(pool.submit(context.run, step).exception())
+
+    monkeypatch.setattr(failpoints, "reach", beside)
+    shop.view(lambda: current_idempotency.run_step("charge", provider.charge))
+    assert shop.post().status_code == 200
+    assert isinstance(refused[-1], NestedCallError)
+    assert len(provider.keys) == 1
+    assert [step.name for step in found(shop).all_steps] == ["charge"]
 
 
 @pytest.mark.parametrize("key", ["k", None])
