@@ -160,10 +160,14 @@ class IdempotencyState:
 
     def _check_lease(self, dialect: Dialect, connection: Any, _record: object) -> None:
         """Warn, with the first connection, of a lease that a statement may outlive."""
-        with contextlib.closing(connection.cursor()) as cursor:
-            cursor.execute(dialect.timeout_query)
-            limit = dialect.timeout_seconds(list(cursor.fetchall()))
-        connection.rollback()
+        try:
+            with contextlib.closing(connection.cursor()) as cursor:
+                cursor.execute(dialect.timeout_query)
+                limit = dialect.timeout_seconds(list(cursor.fetchall()))
+            connection.rollback()
+        except Exception:  # a warning may not cost the application its connection
+            log.warning("The statement timeout could not be asked for.", exc_info=True)
+            return
         if limit is not None and self.config.lease_seconds < limit:
             log.warning("%s", short_lease(self.config.lease_seconds, limit))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import ColumnElement, and_, null, or_, update
@@ -13,9 +14,7 @@ from flask_idempotency.rules import UNKNOWN
 from .statements import ANSWER_COLUMNS, Statements
 
 if TYPE_CHECKING:
-    from sqlalchemy import Select, Table, Update
-
-    from .dialects import Dialect
+    from sqlalchemy import Select, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +28,19 @@ class Resolvable:
 class SettlingStatements(Statements):
     """Every statement that the store sends, with those that settle a call."""
 
-    def __init__(self, table: Table, dialect: Dialect) -> None:
-        super().__init__(table, dialect)
-        unknown = and_(self._any_of(UNKNOWN), self._same())
-        self.lock_unknown = self._lock(self._scope, unknown)
-        self.recover = self._recover(unknown)
-        self.hand_back = self._hand_back()
-        #: For whether a call that still has its lease is settled, too.
-        self.resolvable = {
+    @cached_property
+    def lock_unknown(self) -> Select[Any]:
+        """Locks a record of unknown outcome."""
+        return self._lock(self._scope, self._unknown)
+
+    @cached_property
+    def _unknown(self) -> ColumnElement[bool]:
+        return and_(self._any_of(UNKNOWN), self._same())
+
+    @cached_property
+    def resolvable(self) -> dict[bool, Resolvable]:
+        """For whether a call that still has its lease is settled, too."""
+        return {
             force: Resolvable(
                 lock=self._lock(self._scope, self._resolvable(force=force)),
                 update={
@@ -47,12 +51,13 @@ class SettlingStatements(Statements):
             for force in (False, True)
         }
 
-    def _recover(self, unknown: ColumnElement[bool]) -> Update:
+    @cached_property
+    def recover(self) -> Update:
         """Give a call of unknown outcome to who finds out; its effects stay noted."""
         columns = self._table.c
         return (
             update(self._table)
-            .where(columns.id == self._bind("id"), unknown)
+            .where(columns.id == self._bind("id"), self._unknown)
             .values(
                 status=Status.PROCESSING.value,
                 version=columns.version + 1,
@@ -63,7 +68,9 @@ class SettlingStatements(Statements):
             )
         )
 
-    def _hand_back(self) -> Update:
+    @cached_property
+    def hand_back(self) -> Update:
+        """Gives a call up: nobody's, and lapsed."""
         columns = self._table.c
         return (
             update(self._table)

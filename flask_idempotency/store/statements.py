@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
@@ -35,9 +36,8 @@ from .conditions import Conditions
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from sqlalchemy import Delete, Executable, Insert, Select, Table, Update
+    from sqlalchemy import Delete, Executable, Insert, Select, Update
 
-    from .dialects import Dialect
 
 #: What an ending writes of the answer.
 ANSWER_COLUMNS = (
@@ -59,52 +59,121 @@ class Endings:
 
 
 class Statements(Conditions):
-    """Every statement that the store sends, for one table on one kind of database."""
+    """
+    Every statement that the store sends, for one table on one kind of database.
 
-    def __init__(self, table: Table, dialect: Dialect) -> None:
-        super().__init__(table, dialect)
-        self.constraint = str(scope_constraint(table).name)
-        columns = table.c
-        self.look = select(*self._view()).where(self._scope)
-        self.look_by_id = select(*self._view()).where(columns.id == self._bind("id"))
-        self.insert = self._insert()
-        self.insert_or_see = self._insert_or_see(lazy_flush=True)
-        self.insert_or_see_in_transaction = self._insert_or_see(lazy_flush=False)
-        self.take_over = {
+    Each is built when it is first needed: a process does not need them all.
+    """
+
+    @cached_property
+    def constraint(self) -> str:
+        """Name of the unique constraint by which a duplicate is known."""
+        return str(scope_constraint(self._table).name)
+
+    @cached_property
+    def look(self) -> Select[Any]:
+        """Reads the record of a scope."""
+        return select(*self._view()).where(self._scope)
+
+    @cached_property
+    def look_by_id(self) -> Select[Any]:
+        """Reads a record."""
+        return select(*self._view()).where(self._table.c.id == self._bind("id"))
+
+    @cached_property
+    def lock_by_id(self) -> Select[Any]:
+        """Locks a record, whatever its state is."""
+        return self._lock(self._table.c.id == self._bind("id"))
+
+    @cached_property
+    def insert(self) -> Insert:
+        """Claims a scope that has no record."""
+        return insert(self._table).values(**self._new_row())
+
+    @cached_property
+    def insert_or_see(self) -> Executable:
+        """Claims a scope or reads its record, on a connection of the store's own."""
+        return self._insert_or_see(lazy_flush=True)
+
+    @cached_property
+    def insert_or_see_in_transaction(self) -> Executable:
+        """Claims a scope or reads its record, in one of the application's."""
+        return self._insert_or_see(lazy_flush=False)
+
+    @cached_property
+    def take_over(self) -> dict[bool, Update]:
+        """Takes a locked record over; for whether failed ones count."""
+        return {
             retry: self._take_over(self._takeable(retry_failed=retry))
             for retry in (False, True)
         }
-        self.lock_takeable = {
+
+    @cached_property
+    def lock_takeable(self) -> dict[bool, Select[Any]]:
+        """Locks a record that may be taken over; for whether failed ones count."""
+        return {
             retry: self._lock(self._scope, self._takeable(retry_failed=retry))
             for retry in (False, True)
         }
-        self.lock_exhausted = self._lock(self._scope, self._exhausted())
-        self.give_up = self._end(
-            and_(columns.id == self._bind("id"), self._exhausted()),
+
+    @cached_property
+    def lock_exhausted(self) -> Select[Any]:
+        """Locks a record whose every attempt died."""
+        return self._lock(self._scope, self._exhausted())
+
+    @cached_property
+    def give_up(self) -> Update:
+        """Marks such a record as failed."""
+        return self._end(
+            and_(self._table.c.id == self._bind("id"), self._exhausted()),
             status=Status.FAILED,
             failure=self._bind("failure"),
         )
-        self.lock_by_id = self._lock(columns.id == self._bind("id"))
-        self.mark_effects = self._mark_effects()
-        self.write_steps = self._write_steps()
-        #: An owner's endings, as statements of their own and inside a transaction.
-        self.alone = self._endings(alone=True)
-        self.carried = self._endings(alone=False)
-        self.lock_expirable = self._lock(self._any_of(EXPIRABLE), batch=True)
-        self.expire = self._end(
-            and_(columns.id.in_(self._ids()), self._any_of(EXPIRABLE)),
+
+    @cached_property
+    def alone(self) -> Endings:
+        """An owner's endings, as statements of their own."""
+        return self._endings(alone=True)
+
+    @cached_property
+    def carried(self) -> Endings:
+        """An owner's endings, inside a transaction of the application."""
+        return self._endings(alone=False)
+
+    @cached_property
+    def lock_expirable(self) -> Select[Any]:
+        """Locks records whose key's life is over."""
+        return self._lock(self._any_of(EXPIRABLE), batch=True)
+
+    @cached_property
+    def expire(self) -> Update:
+        """Marks them so."""
+        return self._end(
+            and_(self._table.c.id.in_(self._ids()), self._any_of(EXPIRABLE)),
             status=Status.EXPIRED,
         )
-        self.forget_leases = delete(self._leases).where(
-            self._leases.c.owner_token.in_(self._ids())
-        )
-        self.purge_leases = delete(self._leases).where(
-            self._leases.c.until <= dialect.later(-self._bind_seconds("older_than"))
-        )
-        self.count_expirable = select(func.count()).where(self._any_of(EXPIRABLE))
-        self.count_unknown = select(func.count()).where(
-            self._any_of(rule for rule in UNKNOWN if rule.gone is True)
-        )
+
+    @cached_property
+    def count_expirable(self) -> Select[Any]:
+        """Counts them."""
+        return select(func.count()).where(self._any_of(EXPIRABLE))
+
+    @cached_property
+    def count_unknown(self) -> Select[Any]:
+        """Counts unknown outcomes past the end of their key's life."""
+        past = (rule for rule in UNKNOWN if rule.gone is True)
+        return select(func.count()).where(self._any_of(past))
+
+    @cached_property
+    def forget_leases(self) -> Delete:
+        """Deletes the leases of owners."""
+        return delete(self._leases).where(self._leases.c.owner_token.in_(self._ids()))
+
+    @cached_property
+    def purge_leases(self) -> Delete:
+        """Deletes leases that are long over."""
+        past = self._dialect.later(-self._bind_seconds("older_than"))
+        return delete(self._leases).where(self._leases.c.until <= past)
 
     def renew(self, leases: dict[UUID, float]) -> Executable:
         """Build the renewal of some leases, each of its own length in seconds."""
@@ -153,9 +222,6 @@ class Statements(Conditions):
             "expires_at": self._later("ttl"),
             "created_at": self._dialect.now(),
         }
-
-    def _insert(self) -> Insert:
-        return insert(self._table).values(**self._new_row())
 
     def _insert_or_see(self, *, lazy_flush: bool) -> Executable:
         """
@@ -252,7 +318,9 @@ class Statements(Conditions):
             )
         )
 
-    def _mark_effects(self) -> Update:
+    @cached_property
+    def mark_effects(self) -> Update:
+        """Notes that a part of an operation becomes durable."""
         columns = self._table.c
         first = func.coalesce(columns.effects_committed_at, self._dialect.now())
         return (
@@ -261,7 +329,9 @@ class Statements(Conditions):
             .values(version=columns.version + 1, effects_committed_at=first)
         )
 
-    def _write_steps(self) -> Update:
+    @cached_property
+    def write_steps(self) -> Update:
+        """Keeps what is known of an operation's steps."""
         columns = self._table.c
         return (
             update(self._table)

@@ -176,6 +176,8 @@ class MySQL(Dialect):
         self._snapshot_isolation: bool | None = None
 
     def timeout_seconds(self, rows: list[Any]) -> float | None:
+        if not rows:
+            return None
         name, value = rows[0]
         scale = 1 if name == "max_statement_time" else 1000
         return float(value) / scale or None  # 0 is no limit
