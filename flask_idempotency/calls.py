@@ -196,7 +196,7 @@ class GuardedCalls:
         claimed = self._observer.claim(scope, claim, work) if not call.host else None
         try:
             answer = self._perform(call, None, request_hash, work)
-        except BaseException as error:
+        except BaseException as error:  # raised again
             failure = failure_of(error)
             self._observer.record(
                 claimed, lambda: failure, committed=call.partly_committed

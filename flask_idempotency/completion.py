@@ -94,7 +94,7 @@ class Completion:
                     stored, result = self._conduct(call, work)
                 else:
                     stored, result = self._conduct_inside(call, work)
-        except BaseException as error:
+        except BaseException as error:  # raised again, or told by a lost lease
             self._recording.record_exception(call, error)
             if call.lost and isinstance(error, Exception):
                 raise LeaseLost from error  # a late owner's exception is no answer
@@ -129,7 +129,7 @@ class Completion:
             return stored, result
         try:
             self._commit(call, unreleased(work.ending(stored, result), call.claim))
-        except Exception as error:
+        except Exception as error:  # as one of the view's, whatever the driver raises
             if call.lost:
                 raise
             if isinstance(error, LeaseLost) and not call.partly_committed:
@@ -193,7 +193,8 @@ class Completion:
         if status is None:
             call.abandon()
             raise IdempotencyStoreUnavailable(
-                "The connection broke during COMMIT and its outcome is not known yet."
+                "The connection broke during COMMIT and its outcome is not known yet; "
+                "a retry with the same key finds it out once the lease is over."
             ) from error
         if status is Status.PROCESSING:
             return False

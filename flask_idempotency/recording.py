@@ -77,7 +77,7 @@ class Recording:
                 failpoints.reach("after_outcome")
         except IdempotencyError:
             raise  # the database cannot tell now; the lease decides
-        except Exception as error:
+        except Exception as error:  # raised again
             self.record_exception(call, error)
             raise
 

@@ -92,6 +92,7 @@ def test_demo_leaves_nothing(
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 def test_demo_plays_on_a_server(database: Database) -> None:
     """The same story is true on a database of the user's choice."""

@@ -52,7 +52,7 @@ def test_silent_connect_is_503(far_shop: Shop, proxy: Proxy) -> None:
 
 
 @on_servers
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("pooled", [True, False], ids=["pooled", "new"])
 def test_silence_costs_seconds(far_shop: Shop, proxy: Proxy, *, pooled: bool) -> None:
     """With nothing configured a request is refused within ten seconds."""
