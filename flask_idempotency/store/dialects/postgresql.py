@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Connection, Executable, Table
     from sqlalchemy.exc import DBAPIError, IntegrityError
 
+#: Where a driver connection's own isolation level is kept; a listener may have set it.
+_LEVEL = "flask_idempotency_level"
+
 
 class PostgreSQL(Dialect):
     """PostgreSQL through psycopg 3."""
@@ -96,8 +99,19 @@ class PostgreSQL(Dialect):
 
     def hides_claims(self, connection: Connection) -> bool:
         level = connection.connection.dbapi_connection.isolation_level  # type: ignore[union-attr]
-        name = level.name if level else str(connection.default_isolation_level)
-        return name.replace("_", " ") in {"REPEATABLE READ", "SERIALIZABLE"}
+        name = level.name.replace("_", " ") if level else self._own_level(connection)
+        return name in {"REPEATABLE READ", "SERIALIZABLE"}
+
+    def _own_level(self, connection: Connection) -> str:
+        """Return the level that a connection has unless told otherwise, asked once."""
+        level: str | None = connection.info.get(_LEVEL)
+        if level is None:
+            if self.is_aborted(connection):  # which answers nothing
+                return str(connection.default_isolation_level)
+            query = "SHOW default_transaction_isolation"
+            level = str(connection.exec_driver_sql(query).scalar_one()).upper()
+            connection.info[_LEVEL] = level
+        return level
 
 
 def _wait(
