@@ -26,6 +26,7 @@ from .ledger import hold, keeps_work
 from .lifecycle import Status, StoredResponse
 from .recording import Recording, hand_over, unreleased
 from .unit_of_work import (
+    FORGOTTEN,
     Effect,
     can_commit,
     connection_of,
@@ -205,15 +206,42 @@ class Completion:
     def _conduct_inside(self, call: Call, work: Work[R]) -> tuple[StoredResponse, R]:
         """Run an inner call in a savepoint; the outermost call's commit completes it."""
         savepoint = call.session.begin_nested()
+        root = call.session.get_transaction()
+        stays = False
         try:
             stored, result, raised = _attempt(call, work)
-            if not raised and stored.code < CLIENT_ERROR and can_commit(call):
-                call.session.flush()
-                _end(savepoint, call, savepoint.commit)
+            if not raised and stored.code < CLIENT_ERROR:
+                stays = self._keep_inside(call, savepoint)
         finally:
             _end(savepoint, call, lambda: _undo(savepoint))
+            if not stays and call.session.get_transaction() is not root:
+                self._undo_rest(call)
         hand_over(call, work.ending(stored, result))
         return stored, result
+
+    def _keep_inside(self, call: Call, savepoint: SessionTransaction) -> bool:
+        """Keep what an inner call did, if the outer transaction still can carry it."""
+        if call.forgotten:
+            raise IdempotencyConfigError(FORGOTTEN)
+        if not can_commit(call):
+            return False
+        call.session.flush()
+        _end(savepoint, call, savepoint.commit)
+        return True
+
+    def _undo_rest(self, call: Call) -> None:
+        """
+        Undo what an inner call left open after a commit or rollback of its own.
+
+        In an atomic call what it committed can become durable with the one around it,
+        so this is noted, to the same end.
+        """
+        roll_back(call.session)
+        if call.atomic is None or call.claim is None or not call.atomic.has_begun:
+            return
+        connection = call.atomic.connection
+        if connection is not None and keeps_work(connection) and can_commit(call):
+            call.lost = not self._store.mark_effects(call.claim, connection)
 
 
 def _attempt(call: Call, work: Work[R]) -> tuple[StoredResponse, R, bool]:
@@ -258,9 +286,13 @@ def _ended(call: Call) -> Iterator[None]:
 
 
 def _end(savepoint: SessionTransaction, call: Call, how: Callable[[], None]) -> None:
-    """End a savepoint, unless a commit or rollback of the handler has ended it."""
-    if call.session.get_nested_transaction() is savepoint:
-        how()
+    """End a savepoint and those inside, unless the handler has ended it."""
+    transaction = call.session.get_nested_transaction()
+    while transaction is not None:
+        if transaction is savepoint:
+            how()
+            return
+        transaction = transaction.parent
 
 
 def _undo(savepoint: SessionTransaction) -> None:

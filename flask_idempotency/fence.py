@@ -23,7 +23,7 @@ from .ledger import (
     ledger_of,
     start,
 )
-from .unit_of_work import Effect, current_call, write_ending
+from .unit_of_work import FORGOTTEN, Effect, current_call, write_ending
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -157,6 +157,7 @@ class _Fence(TransactionListener):
                 self._report_late(connection)
             return
         ledger = ledger_in_call(connection)
+        self._refuse_forgotten(current, connection, ledger)
         self._refuse_second_commit(current, connection, ledger)
         if self._store.dialect.is_aborted(connection):
             ledger.undo()
@@ -197,6 +198,15 @@ class _Fence(TransactionListener):
                 "be done once belongs in the view.",
                 endpoint,
             )
+
+    def _refuse_forgotten(
+        self, current: Call, connection: Connection, ledger: Ledger
+    ) -> None:
+        """Refuse what no record would know of."""
+        if any(call.forgotten for call in current.chain()):
+            connection.engine.dialect.do_rollback(connection.connection)
+            ledger.undo()
+            raise IdempotencyConfigError(FORGOTTEN)
 
     def _refuse_second_commit(
         self, current: Call, connection: Connection, ledger: Ledger

@@ -121,6 +121,7 @@ class Ledger:
                 call.effect = Effect.OPEN
                 if call.joined:
                     call.claim = None  # its record was rolled back, too
+                    call.forgotten = call.ending is None
         for at, hook in self.hooks:
             if at > depth:
                 hook.due = False

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+FORGOTTEN = (
+    "The handler of an inner call has rolled back the session's transaction, and with it "
+    "its own claim, which had to be a part of that: nothing would be known of what it "
+    "does. Undo in begin_nested(), or make the inner call before the session writes."
+)
+
 
 @dataclass(frozen=True)
 class Release:
@@ -87,6 +93,7 @@ class Call:
         max_runtime_seconds: After this time it is not renewed any more.
         recovering: It finds out how an earlier call ended, and runs no handler.
         joined: The claim is part of the session's transaction, and ends with it.
+        forgotten: Its handler has undone that transaction, and the claim with it.
         ending: What the commit of the transaction that holds its effect writes.
         effect: What has become of that effect.
         completed: Of an outermost call: the recorded calls that ended inside it.
@@ -109,6 +116,7 @@ class Call:
     max_runtime_seconds: float = 0.0
     recovering: bool = False
     joined: bool = False
+    forgotten: bool = False
     ending: Ending | None = None
     effect: Effect = Effect.OPEN
     completed: list[Call] = field(default_factory=list)

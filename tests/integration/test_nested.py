@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import event, text
 
-from flask_idempotency import Scope, fingerprint
+from flask_idempotency import IdempotencyConfigError, Scope, fingerprint
 from flask_idempotency.exceptions import NestedCallError
 from tests.shop import elsewhere
 
@@ -280,3 +280,111 @@ def test_duplicate_of_a_joined_claim_does_not_wait(
     shop.view(view)
     assert shop.post().data == b"in_progress"
     assert inner_state(shop) == ("succeeded", True)
+
+
+def by_rollback(shop: Shop) -> None:
+    """End the inner savepoint by a rollback of the session."""
+    shop.add("ended")
+    shop.db.session.rollback()
+
+
+def by_commit(shop: Shop) -> None:
+    """End the inner savepoint by a commit of the session."""
+    shop.add("ended")
+    shop.db.session.commit()
+
+
+def by_savepoint(shop: Shop) -> None:
+    """Leave a savepoint open, inside that of the inner call."""
+    shop.db.session.begin_nested()
+
+
+@pytest.mark.parametrize("atomic", [False, True], ids=["plain", "atomic"])
+@pytest.mark.parametrize("end", [by_rollback, by_commit, by_savepoint])
+def test_inner_failure_leaves_nothing_open(
+    shop: Shop, end: Callable[[Shop], None], *, atomic: bool
+) -> None:
+    """What it did after it ended its savepoint is undone, what it committed noted."""
+
+    def handler() -> None:
+        end(shop)
+        shop.add("open")
+        raise LookupError
+
+    def view() -> str:
+        with suppress(LookupError):
+            inner(shop, handler)
+        shop.add("outer")
+        return "done"
+
+    shop.view(view, atomic=atomic)
+    assert shop.post().status_code == 200
+    kept = ["ended"] if end is by_commit else []
+    assert shop.accounts() == [*kept, "outer"]
+    assert inner_state(shop) == ("failed", bool(kept))
+
+
+@pytest.mark.parametrize("atomic", [False, True], ids=["plain", "atomic"])
+def test_inner_commit_that_is_undone_with_the_outer_call(
+    shop: Shop, *, atomic: bool
+) -> None:
+    """In an atomic call nothing of it stays, and nothing is noted."""
+
+    def view() -> None:
+        def handler() -> None:
+            by_commit(shop)
+            raise LookupError
+
+        inner(shop, handler)
+
+    shop.view(view, atomic=atomic)
+    assert shop.post().status_code == 500
+    assert shop.accounts() == ([] if atomic else ["ended"])
+    assert inner_state(shop) == ("failed", not atomic)
+
+
+def test_inner_success_with_an_open_savepoint(shop: Shop) -> None:
+    """A savepoint that its handler did not end is released with its own."""
+
+    def handler() -> None:
+        by_savepoint(shop)
+        shop.add("inner")
+
+    def view() -> str:
+        inner(shop, handler)
+        return "done"
+
+    shop.view(view)
+    assert shop.post().status_code == 200
+    assert (shop.accounts(), inner_state(shop)) == (["inner"], ("succeeded", True))
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_joined_claim_that_its_handler_undoes(
+    make_shop: Callable[..., Shop], *, commits: bool
+) -> None:
+    """What nothing would be known of is not committed: the mistake is said."""
+    shop = make_shop()
+    if shop.database.name != "sqlite":  # where any written transaction hides a claim
+        options = {"isolation_level": "REPEATABLE READ"}
+        if shop.database.name == "mariadb":
+            snapshots = "SET innodb_snapshot_isolation = ON"
+            options["connect_args"] = {"init_command": snapshots}  # type: ignore[assignment]
+        shop = make_shop(SQLALCHEMY_ENGINE_OPTIONS=options)
+
+    def handler() -> None:
+        by_rollback(shop)
+        shop.add("inner")
+        if commits:
+            shop.db.session.commit()
+
+    def view() -> str:
+        shop.add("outer")
+        inner(shop, handler)
+        return "done"
+
+    shop.view(view)
+    shop.app.testing = True
+    with pytest.raises(IdempotencyConfigError, match="its own claim"):
+        shop.post()
+    assert (shop.accounts(), shop.status(), inner_state(shop)) == ([], "failed", None)
