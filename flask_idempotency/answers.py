@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
+_PARTLY_FAILED = (
+    "The request with this idempotency key failed after a part of it had taken effect, "
+    "or may have. It is not run again; look the operation up before it is asked for "
+    "under a new key."
+)
 _REFUSALS: dict[Verdict, type[IdempotencyHTTPException]] = {
     Verdict.REQUEST_HASH_CONFLICT: IdempotencyKeyConflict,
     Verdict.IN_PROGRESS: IdempotencyInProgress,
@@ -88,7 +93,12 @@ def duplicate_answer(decision: Decision) -> Answer[Any]:
     if response is None or (record.status is Status.FAILED and response.body is None):
         # Certain by the record alone: nothing was committed or called.
         safe = not (record.effects_committed_at or have_run(record.all_steps))
-        raise IdempotencyPreviousFailure(**facts, replayed=True, safe_new_key=safe)
+        raise IdempotencyPreviousFailure(
+            None if safe else _PARTLY_FAILED,
+            **facts,
+            replayed=True,
+            safe_new_key=safe,
+        )
     return Answer(
         stored=response,
         replayed=True,

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 
 _SENTENCES = {
     Verdict.MISSING: (
-        "No record of exactly this tenant, user, route and key: the request runs."
+        "No record of exactly this tenant, user, route and key, so a request with them "
+        "runs. If one was seen, a part is spelt otherwise: 'routes' lists the routes."
     ),
     Verdict.REPLAYABLE: (
-        "The operation succeeded; a duplicate gets its stored answer ({code})."
+        "The operation was answered; a duplicate gets its stored answer ({code})."
     ),
     Verdict.REQUEST_HASH_CONFLICT: (
         "The key belongs to a request with another hash; this one is refused (422)."

@@ -43,7 +43,8 @@ _NO_ROOM = (
     "What this call does in another database must be noted on its record first, and "
     "the open transaction on the record's own database is in the way: it is part of an "
     "atomic or inner call, and its snapshot, or SQLite's one lock, rules that out. "
-    "Commit to the other database before you use the record's, or outside of the call."
+    "Commit to the other database before you use the record's, or outside of the call; "
+    "or say atomic=False on the route."
 )
 
 

@@ -162,6 +162,11 @@ class Step:
     result: str | None = None
 
     @property
+    def key_names(self) -> tuple[str, ...]:
+        """Of what its downstream key is derived."""
+        return ("step", self.name, str(self.ordinal))
+
+    @property
     def open(self) -> bool:
         """Whether nobody can tell if it took effect, nor find out by a repetition."""
         return self.state is StepState.STARTED and not self.repeatable
@@ -286,6 +291,19 @@ class RecordView:
     gone: bool
     #: Seconds until ``locked_until``; 0 when there is no lease.
     lease_seconds_left: float
+
+    def step_key(self, name: str) -> str | None:
+        """
+        Return the downstream key of a step, by which the provider can be asked.
+
+        ``None`` if no step of that name was started.
+        """
+        keys = (
+            derived_id(self.operation_id, *step.key_names)
+            for step in self.all_steps
+            if step.name == name
+        )
+        return next(keys, None)
 
     @property
     def steps(self) -> Mapping[str, Any]:

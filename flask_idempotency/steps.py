@@ -35,6 +35,10 @@ _NESTED = (
     "so that what became of one could not be told from the other. Call one after the "
     "other."
 )
+_TWICE = (
+    "Step '{name}' was called twice in this call; the second would get the result of "
+    "the first and do nothing. Give each a name of its own, such as 'charge-1'."
+)
 _JOINED = (
     "Step '{name}' cannot be stored: the claim of this inner call is part of the outer "
     "call's transaction, which may be rolled back. Make the inner call before the "
@@ -68,7 +72,11 @@ def run_step(
     """Run one step of a call, or return its stored result; see ``current_idempotency``."""
     _check_arguments(name, definite)
     with _only_one(call, name):
-        return _run(call, name, fn, repeatable=repeatable, definite=definite)
+        if name in call.answered_steps:
+            raise IdempotencyConfigError(_TWICE.format(name=name))
+        result = _run(call, name, fn, repeatable=repeatable, definite=definite)
+        call.answered_steps.add(name)
+        return result
 
 
 def _run(
@@ -183,10 +191,9 @@ def _next_try(steps: tuple[Step, ...], name: str, *, repeatable: bool) -> Step:
 
 
 def _downstream_key(call: Call, step: Step) -> str:
-    names = ("step", step.name, str(step.ordinal))
     if call.claim is not None:
-        return call.claim.derive_id(*names)
-    return derived_id(call.loose_id, *names)
+        return call.claim.derive_id(*step.key_names)
+    return derived_id(call.loose_id, *step.key_names)
 
 
 def _keep(call: Call, step: Step) -> None:

@@ -103,6 +103,7 @@ class Call:
         elsewhere: It writes on another engine, so that no commit can carry its ending.
         step: Name of the step that runs; there is one at a time.
         unrecorded_steps: Without a claim, which has its own: the steps so far.
+        answered_steps: Names of the steps whose result this call has got.
     """
 
     claim: Claim | None
@@ -126,6 +127,7 @@ class Call:
     elsewhere: bool = False
     step: str | None = None
     unrecorded_steps: tuple[Step, ...] = ()
+    answered_steps: set[str] = field(default_factory=set)
 
     @cached_property
     def loose_id(self) -> UUID:

@@ -128,7 +128,7 @@ def expire(*, yes: bool, as_json: bool, dry_run: bool, batch_size: int) -> None:
         "dry_run": dry_run,
         "due": due,
         "expired": done,
-        "outcome_unknown": store.count_unknown_outcomes(),
+        "outcome_unknown": store.count_unknown_outcomes(past_expiry=True),
     }
     _print_report(
         report,
@@ -293,6 +293,7 @@ def _steps_report(
         {
             "name": step.name,
             "state": step.state.value,
+            "key": record.step_key(step.name),
             "repeatable": step.repeatable,
             "result": None if hidden else record.steps.get(step.name),
         }

@@ -29,11 +29,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @scope_options
-@click.option("--succeeded", "outcome", flag_value="succeeded", help="It took effect.")
-@click.option("--failed", "outcome", flag_value="failed", help="It failed for good.")
-@click.option(
-    "--release", "outcome", flag_value="release", help="Nothing stayed: free the key."
-)
+@click.option("--succeeded", is_flag=True, help="It took effect.")
+@click.option("--failed", is_flag=True, help="It failed for good.")
+@click.option("--release", is_flag=True, help="Nothing stayed: free the key.")
 @click.option("--response-code", type=click.IntRange(100, 599), help="[default: 200]")
 @click.option("--response-body", help="What duplicates get.")
 @click.option("--content-type", help="[default: application/json]")
@@ -46,9 +44,7 @@ if TYPE_CHECKING:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @with_appcontext
 @clear_errors
-def resolve(
-    *, outcome: str | None, as_json: bool, force: bool, yes: bool, **given: Any
-) -> None:
+def resolve(*, as_json: bool, force: bool, yes: bool, **given: Any) -> None:
     """
     Settle a request that committed a part, or left a step open, without an answer.
 
@@ -58,8 +54,7 @@ def resolve(
 
     JSON: resolved, diagnosis (before), explanation (now).
     """
-    if outcome is None:
-        raise click.UsageError("Give one of --succeeded, --failed and --release.")
+    outcome = _outcome(given)
     scope = Scope(**{name: given[name] for name in Scope.__dataclass_fields__})
     ending = _ending(outcome, given)
     try:
@@ -68,7 +63,7 @@ def resolve(
         raise click.UsageError(f"{error}.") from error
     store = get_state().store
     before = store.diagnose(scope)
-    if not force and before.diagnosis is not Verdict.OUTCOME_UNKNOWN:
+    if not (force or _is_unknown(before)):
         raise click.ClickException(_nothing_unknown(before))
     if not confirmed(
         f"{printable(before.explanation)} Settle it as '{outcome}'?", yes=yes
@@ -76,7 +71,10 @@ def resolve(
         raise click.Abort
     record = settlement.resolve(current_app, store, scope, resolution, force=force)
     if record is None:
-        raise click.ClickException("Nothing was settled: it has changed meanwhile.")
+        raise click.ClickException(
+            "Nothing was settled: an answer that was given, and what was settled, is "
+            f"not replaced. {printable(store.diagnose(scope).explanation)}"
+        )
     now = store.diagnose(scope).explanation
     report = {
         "resolved": outcome,
@@ -85,6 +83,21 @@ def resolve(
     }
     sentence = f"Settled as '{outcome}'. {now}"
     click.echo(json.dumps(report, sort_keys=True) if as_json else printable(sentence))
+
+
+def _outcome(given: dict[str, Any]) -> str:
+    named = [name for name in ("succeeded", "failed", "release") if given[name]]
+    if len(named) != 1:
+        raise click.UsageError("Give one of --succeeded, --failed and --release.")
+    return named[0]
+
+
+def _is_unknown(diagnosis: Diagnosis) -> bool:
+    """Tell whether nobody knows what it did: also of a failure, if a step is open."""
+    record = diagnosis.record
+    open_step = record is not None and record.open_step and not record.resolved_by
+    failed = diagnosis.diagnosis is Verdict.FAILED_RETRY_REQUIRES_OPT_IN
+    return diagnosis.diagnosis is Verdict.OUTCOME_UNKNOWN or bool(failed and open_step)
 
 
 def _ending(outcome: str, given: dict[str, Any]) -> StoredResponse | Failure | None:
@@ -105,7 +118,9 @@ def _ending(outcome: str, given: dict[str, Any]) -> StoredResponse | Failure | N
 
 
 def _nothing_unknown(diagnosis: Diagnosis) -> str:
+    running = diagnosis.diagnosis is Verdict.IN_PROGRESS
+    hint = " --force settles it all the same." if running else ""
     return (
         f"The outcome is not unknown: it is '{diagnosis.diagnosis.value}'. "
-        f"{diagnosis.explanation} --force settles a request that still runs."
+        f"{diagnosis.explanation}{hint}"
     )

@@ -105,7 +105,7 @@ def _database(state: IdempotencyState) -> Iterator[Finding]:
             code="outcome_unknown",
             is_problem=True,
             message=(
-                f"Calls of unknown outcome whose key is past its expiry: {unknown}. "
+                f"Calls of unknown outcome: {unknown}. "
                 "They stay until each is settled: 'flask idempotency resolve'."
             ),
         )

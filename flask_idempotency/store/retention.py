@@ -57,9 +57,14 @@ class Retention(StoreBase):
         """Count the records that ``expire`` would mark."""
         return self._count(self._sql.count_expirable, {})
 
-    def count_unknown_outcomes(self) -> int:
-        """Count the records past their time that ``expire`` leaves: outcome unknown."""
-        return self._count(self._sql.count_unknown, {})
+    def count_unknown_outcomes(self, *, past_expiry: bool = False) -> int:
+        """
+        Count the calls of which nobody knows what they did.
+
+        Args:
+            past_expiry: Only those that ``expire`` leaves although their time is over.
+        """
+        return self._count(self._sql.count_unknown[past_expiry], {})
 
     def count_purgeable(
         self,

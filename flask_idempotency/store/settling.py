@@ -83,13 +83,11 @@ class SettlingStatements(Statements):
         )
 
     def _resolvable(self, *, force: bool) -> ColumnElement[bool]:
-        # Whatever the hash is: an operator speaks of the key.
-        if not force:
-            return self._any_of(replace(rule, same=None) for rule in UNKNOWN)
+        # Whatever the hash is: an operator speaks of the key. And a failed call with
+        # an open step need not have come to the end of its key's life.
+        unknown = self._any_of(replace(r, same=None, gone=None) for r in UNKNOWN)
         processing = self._table.c.status == Status.PROCESSING.value
-        # A failed call with an open step need not have come to its end.
-        anytime = (replace(rule, same=None, gone=None) for rule in UNKNOWN)
-        return or_(processing, self._any_of(anytime))
+        return or_(processing, unknown) if force else unknown
 
     def _resolve(self, status: Status, resolvable: ColumnElement[bool]) -> Update:
         columns = self._table.c

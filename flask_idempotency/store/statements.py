@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -159,10 +159,14 @@ class Statements(Conditions):
         return select(func.count()).where(self._any_of(EXPIRABLE))
 
     @cached_property
-    def count_unknown(self) -> Select[Any]:
-        """Counts unknown outcomes past the end of their key's life."""
-        past = (rule for rule in UNKNOWN if rule.gone is True)
-        return select(func.count()).where(self._any_of(past))
+    def count_unknown(self) -> dict[bool, Select[Any]]:
+        """Counts unknown outcomes: all, or those past the end of their key's life."""
+        whatever = [replace(rule, same=None) for rule in UNKNOWN]
+        past = [rule for rule in whatever if rule.gone is True]
+        return {
+            past_expiry: select(func.count()).where(self._any_of(rules))
+            for past_expiry, rules in ((False, whatever), (True, past))
+        }
 
     @cached_property
     def forget_leases(self) -> Delete:
