@@ -49,7 +49,7 @@ class Pooler:
 
     def __init__(self, database: Database, folder: Path, *, pool_size: int) -> None:
         url = make_url(database.url)
-        port = _free_port()
+        port = free_port()
         config = folder / "pgbouncer.ini"
         config.write_text(
             _CONFIG.format(
@@ -88,7 +88,8 @@ class Pooler:
                 pause.wait(0.02)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody listens on, for the moment."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         port: int = listener.getsockname()[1]
         return port

@@ -36,6 +36,10 @@ class Proxy:
         self._server = (url.host or "127.0.0.1", port)
         self._lock = threading.Lock()
         self._frozen = False
+        #: How often somebody spoke to the server who had its last answer.
+        self.trips = 0
+        self._clients: set[socket.socket] = set()
+        self._awaiting: set[socket.socket] = set()
         #: The other end of each socket; None where nothing is forwarded any more.
         self._peers: dict[socket.socket, socket.socket | None] = {}
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -96,6 +100,7 @@ class Proxy:
             server = socket.create_connection(self._server)
             self._add(server, client)
             self._peers[client] = server
+            self._clients.add(client)
 
     def _add(self, opened: socket.socket, peer: socket.socket | None) -> None:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -109,6 +114,7 @@ class Proxy:
         try:
             data = source.recv(65536)
             if data and peer is not None:
+                self._count(source, peer)
                 peer.sendall(data)
         except OSError:  # an end was reset
             data = b""
@@ -116,6 +122,13 @@ class Proxy:
             self._drop(source)
             if peer is not None:
                 self._drop(peer)
+
+    def _count(self, source: socket.socket, peer: socket.socket) -> None:
+        if source not in self._clients:
+            self._awaiting.discard(peer)
+        elif source not in self._awaiting:
+            self._awaiting.add(source)
+            self.trips += 1
 
     def _drop(self, closing: socket.socket) -> None:
         del self._peers[closing]
