@@ -36,6 +36,7 @@ class Proxy:
         self._server = (url.host or "127.0.0.1", port)
         self._lock = threading.Lock()
         self._frozen = False
+        self._break_at: tuple[bytes, bool, bool] | None = None
         #: How often somebody spoke to the server who had its last answer.
         self.trips = 0
         self._clients: set[socket.socket] = set()
@@ -68,6 +69,18 @@ class Proxy:
         with self._lock:
             for opened in list(self._peers):
                 self._drop(opened)
+
+    def break_at(self, word: bytes, *, delivered: bool, noticed: bool) -> None:
+        """
+        Break the connection on which something is said next.
+
+        Args:
+            word: What the client says.
+            delivered: The server still hears it.
+            noticed: The server learns that the client is gone.
+        """
+        with self._lock:
+            self._break_at = word, delivered, noticed
 
     def thaw(self) -> None:
         """Forward the connections that are made from now on."""
@@ -113,6 +126,8 @@ class Proxy:
         peer = self._peers[source]
         try:
             data = source.recv(65536)
+            if self._breaks(source, peer, data):
+                return
             if data and peer is not None:
                 self._count(source, peer)
                 peer.sendall(data)
@@ -122,6 +137,22 @@ class Proxy:
             self._drop(source)
             if peer is not None:
                 self._drop(peer)
+
+    def _breaks(
+        self, source: socket.socket, peer: socket.socket | None, data: bytes
+    ) -> bool:
+        if self._break_at is None or peer is None or self._break_at[0] not in data:
+            return False
+        _word, delivered, noticed = self._break_at
+        self._break_at = None
+        if delivered:
+            peer.sendall(data)
+        self._drop(source)
+        if noticed and not delivered:
+            self._drop(peer)
+        else:
+            self._peers[peer] = None  # its answer goes nowhere
+        return True
 
     def _count(self, source: socket.socket, peer: socket.socket) -> None:
         if source not in self._clients:

@@ -146,12 +146,10 @@ LOSSES = [
     Loss("plain", "after_view", 500, "failed", stays=False, again=201),
     Loss("plain", "before_commit", 500, "failed", stays=False, again=201),
     Loss("plain", "after_commit", 201, "succeeded", stays=True, again=201),
-    Loss("plain", "before_response", 201, "succeeded", stays=True, again=201),
     Loss("committing", "before_outcome", 201, "succeeded", stays=True, again=201),
     Loss("refusing", "before_outcome", 404, "succeeded", stays=False, again=404),
     Loss("freeing", "before_outcome", 429, None, stays=False, again=429),
     Loss("broken", "before_outcome", 500, "failed", stays=False, again=500),
-    Loss("broken", "after_outcome", 500, "failed", stays=False, again=500),
 ]
 
 
@@ -346,3 +344,45 @@ def test_commit_that_goes_on_without_its_client(
     second = shop.post()
     assert (second.status_code, is_replay(second)) == (201, True)
     assert (shop.accounts(), shop.runs) == (["first"], [])
+
+
+def test_commit_that_the_server_heard(far_shop: Shop, proxy: Proxy) -> None:
+    """Its answer is lost on the way, and the record has it: once, and at once."""
+    far_shop.post("warm", key="warm")
+    proxy.break_at(b"COMMIT", delivered=True, noticed=False)
+    answers = [far_shop.post() for _ in range(2)]
+    assert [(a.status_code, is_replay(a)) for a in answers] == [
+        (201, False),
+        (201, True),
+    ]
+    assert far_shop.accounts() == ["warm", "first"]
+
+
+def test_commit_that_the_server_never_heard(
+    make_far_shop: Callable[..., Shop], proxy: Proxy
+) -> None:
+    """Once the server has noticed nothing is there: a failure, which may be retried."""
+    shop = make_far_shop()
+    shop.creating_view(retry_failed=True)
+    shop.post("warm", key="warm")
+    proxy.break_at(b"COMMIT", delivered=False, noticed=True)
+    assert shop.post().status_code == 500
+    assert (shop.status(), shop.accounts()) == ("failed", ["warm"])
+    assert [shop.post().status_code for _ in range(2)] == [201, 201]
+    assert shop.accounts() == ["warm", "first"]
+
+
+def test_commit_that_is_on_its_way_for_ever(
+    far_shop: Shop, proxy: Proxy, backends: Backends
+) -> None:
+    """While the server waits for it, nothing is known: 503, and later a take-over."""
+    far_shop.post("warm", key="warm")
+    proxy.break_at(b"COMMIT", delivered=False, noticed=False)
+    unavailable(far_shop.post())
+    assert (far_shop.status(), far_shop.post().status_code) == ("processing", 409)
+    proxy.cut()
+    backends.kill_all()
+    reconnect(far_shop)
+    far_shop.lapse()
+    assert [far_shop.post().status_code for _ in range(2)] == [201, 201]
+    assert far_shop.accounts() == ["warm", "first"]

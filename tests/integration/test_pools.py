@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.pool import NullPool
 
-from flask_idempotency import IdempotencyConfigError
+from flask_idempotency import IdempotencyConfigError, fingerprint
 from tests.databases import Database
 from tests.shop import Shop
 
@@ -210,3 +210,82 @@ def test_memory_nested_calls(memory_shop: Shop) -> None:
     memory_shop.view(view, retry_failed=True)
     assert [memory_shop.post().status_code for _ in range(3)] == [500, 200, 200]
     assert memory_accounts(memory_shop) == ["outer", "inner"]
+
+
+SMALL = {"single": SINGLE, "none": {"poolclass": NullPool}}
+
+
+@pytest.fixture(params=SMALL)
+def small_shop(make_shop: Callable[..., Shop], request: pytest.FixtureRequest) -> Shop:
+    """Give an application whose session has one connection, or makes one each time."""
+    return make_shop(SQLALCHEMY_ENGINE_OPTIONS=SMALL[request.param])
+
+
+def test_contexts_inside_a_call_need_no_second_connection(small_shop: Shop) -> None:
+    """A call that holds the one connection may claim, look and diagnose within."""
+    shop = small_shop
+    seen: list[Any] = []
+
+    def view() -> Any:
+        session, account = shop.db.session(), shop.create()
+        inner = shop.scope(route="inner")
+        guard = shop.idempotency.guard
+        value = guard.run(inner, fingerprint(1), lambda: shop.add("inner")).value
+        with shop.app.app_context():
+            store = shop.idempotency.store
+            seen.append(store.diagnose(shop.scope()).diagnosis.value)
+            seen.append(store.look(shop.scope(route="inner")) is not None)
+        assert shop.db.session() is session
+        return {**account[0], "inner": value}, 201
+
+    shop.view(view)
+    answers = [shop.post() for _ in range(2)]
+    assert [a.status_code for a in answers] == [201, 201]
+    assert answers[0].data == answers[1].data
+    assert seen[0] == "in_progress"
+    assert shop.accounts() == ["first", "inner"]
+
+
+def test_duplicates_wait_beside_the_one_connection(small_shop: Shop) -> None:
+    """Those that wait leave the connection to the call that they wait for."""
+    shop = small_shop
+    running, go_on = threading.Event(), threading.Event()
+
+    def view() -> Any:
+        shop.db.session.execute(text("SELECT count(*) FROM account"))
+        running.set()
+        assert go_on.wait(30)
+        return shop.create()
+
+    shop.view(view, wait=20)
+    with ThreadPoolExecutor(6) as pool:
+        first = pool.submit(shop.post)
+        assert running.wait(30)
+        waiters = [pool.submit(shop.post) for _ in range(5)]
+        other = shop.record()  # the store has room for more
+        go_on.set()
+        assert [f.result().status_code for f in (first, *waiters)] == [201] * 6
+    assert other is not None
+    assert (shop.runs, shop.accounts()) == (["first"], ["first"])
+
+
+def test_context_that_wants_the_only_connection_fails_and_frees_all(
+    make_shop: Callable[..., Shop],
+) -> None:
+    """A second session over a pool of one is a failure of both calls; no key hangs."""
+    shop = make_shop(SQLALCHEMY_ENGINE_OPTIONS={**SINGLE, "pool_timeout": 0.05})
+
+    def view() -> Any:
+        if not shop.runs:
+            shop.db.session.execute(text("SELECT count(*) FROM account"))
+            with shop.app.app_context():
+                shop.idempotency.guard.run(
+                    shop.scope(route="inner"), fingerprint(1), lambda: shop.add("inner")
+                )
+        return shop.create()
+
+    shop.view(view, retry_failed=True)
+    assert shop.post().status_code == 500
+    assert (shop.status(), shop.status(route="inner")) == ("failed", "failed")
+    assert [shop.post().status_code for _ in range(2)] == [201, 201]
+    assert shop.accounts() == ["first"]
