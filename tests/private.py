@@ -123,6 +123,7 @@ class PrivatePostgreSQL(PrivateServer):
     url = "postgresql+psycopg://postgres@127.0.0.1:{port}/postgres"
 
     def set_up(self) -> Sequence[str]:
+        """Make it quickly, without a password."""
         return (
             *(str(_program("initdb")), "-D", str(self.folder / "data")),
             *("-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C"),
@@ -130,6 +131,7 @@ class PrivatePostgreSQL(PrivateServer):
         )
 
     def serve(self) -> Sequence[str]:
+        """Flush what has to be flushed, and nothing by itself."""
         settings = {
             "listen_addresses": "127.0.0.1",
             "port": self.port,
@@ -143,6 +145,7 @@ class PrivatePostgreSQL(PrivateServer):
         return str(_program("postgres")), "-D", str(self.folder / "data"), *options
 
     def flushes(self) -> int:
+        """Ask the server's own count."""
         # A process hands in its counts before it leaves this list.
         self.wait_for(
             "SELECT count(*) = 0 FROM pg_stat_activity "
@@ -163,6 +166,7 @@ class PrivateMariaDB(PrivateServer):
     url = "mysql+pymysql://root@127.0.0.1:{port}/test"
 
     def set_up(self) -> Sequence[str]:
+        """Make it quickly, without a password."""
         return (
             *(str(_program("mariadb-install-db")), "--no-defaults"),
             *(f"--datadir={self.folder / 'data'}", "--skip-name-resolve"),
@@ -170,6 +174,7 @@ class PrivateMariaDB(PrivateServer):
         )
 
     def serve(self) -> Sequence[str]:
+        """Flush what has to be flushed, and nothing by itself."""
         return (
             *(str(_program("mariadbd")), "--no-defaults"),
             *(f"--datadir={self.folder / 'data'}", f"--port={self.port}"),
@@ -179,6 +184,7 @@ class PrivateMariaDB(PrivateServer):
         )
 
     def flushes(self) -> int:
+        """Ask the server's own count."""
         # Newer releases count no flushes; each write of the log is followed by one.
         query = (
             "SELECT variable_value FROM information_schema.global_status "
