@@ -121,7 +121,11 @@ class LeaseKeeper:
             self._thread = threading.Thread(
                 target=self._run, name="idempotency-leases", daemon=True
             )
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:  # no more threads, or the interpreter ends
+                self._thread = None  # the next call tries it again
+                log.warning("Leases are not renewed for now.", exc_info=True)
         elif tick_seconds < self._tick_seconds:
             self._tick_seconds = tick_seconds
             self._changed.notify()

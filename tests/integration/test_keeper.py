@@ -263,3 +263,21 @@ def test_call_with_a_shorter_lease_is_renewed_in_time() -> None:
     ):
         until(lambda: {quick} in renewals.asked)
     assert all(slow not in asked for asked in renewals.asked)
+
+
+def test_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a process has no thread left the call runs, and the next one tries again."""
+    renewals, own = Renewals(), LeaseKeeper()
+    options = {"lease_seconds": 0.1, "max_runtime_seconds": 60.0}
+
+    def start(_thread: threading.Thread) -> None:
+        message = "can't start new thread"
+        raise RuntimeError(message)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with own.keeping(renewals, uuid.uuid4(), **options):
+            pass
+    token = uuid.uuid4()
+    with own.keeping(renewals, token, **options):
+        until(lambda: {token} in renewals.asked)
