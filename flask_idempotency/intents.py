@@ -17,6 +17,7 @@ from . import failpoints
 from .exceptions import IdempotencyConfigError, LeaseLost
 from .ledger import (
     CONNECTION,
+    OTHERS,
     TransactionListener,
     has_written,
     ledger_in_call,
@@ -72,11 +73,14 @@ class Intents:
         self._commit_first = commit_first
 
     def track_connections(self, sessions: scoped_session[Any], engine: Engine) -> None:
-        """Know which connection to the records' engine a session holds."""
+        """Know which connections a session holds, and which to the records' engine."""
 
         def after_begin(session: Session, _: Any, connection: Connection) -> None:
             if connection.engine.pool is engine.pool:
                 session.info[CONNECTION] = connection
+            else:
+                others = session.info.setdefault(OTHERS, {})
+                others[connection.engine.url] = connection
 
         event.listen(sessions, "after_begin", after_begin)
 

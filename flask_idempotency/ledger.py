@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _KEY = "flask_idempotency"
 #: Where a session has the connection to the records' engine that it used last.
 CONNECTION = "flask_idempotency_connection"
+#: The same for each other engine.
+OTHERS = "flask_idempotency_other_connections"
 _SAVEPOINT = re.compile(
     START + r"(SAVEPOINT|RELEASE|ROLLBACK)\s+(?:(?:WORK|TRANSACTION)\s+)?"
     r"(?:TO\s+)?(?:SAVEPOINT\s+)?[`\"]?(\w+)",
@@ -218,10 +220,15 @@ def has_changes(session: Session) -> bool:
     """Tell whether a session holds changes that are not committed, flushed or not."""
     if session.new or session.dirty or session.deleted:
         return True
-    connection: Connection | None = session.info.get(CONNECTION)
-    if connection is None or connection.closed or not connection.in_transaction():
-        return False
-    return has_written(connection, unknown=False)
+    own: Connection | None = session.info.get(CONNECTION)
+    connections = [own, *session.info.get(OTHERS, {}).values()]
+    return any(
+        connection is not None
+        and not connection.closed
+        and connection.in_transaction()
+        and has_written(connection, unknown=False)
+        for connection in connections
+    )
 
 
 def keeps_work(connection: Connection) -> bool:

@@ -14,6 +14,7 @@ from flask_idempotency import (
     Idempotency,
     IdempotencyConfigError,
     IdempotencyRecordMixin,
+    current_idempotency,
     failpoints,
 )
 from tests.integration.test_crashes import die, end_process
@@ -312,3 +313,28 @@ def test_record_on_a_bind_of_its_own_cannot_be_atomic(
     shop.view(lambda: "done", atomic=True)
     with pytest.raises(IdempotencyConfigError, match="bind 'other'"):
         shop.post()
+
+
+@pytest.mark.parametrize("atomic", [False, True], ids=["plain", "atomic"])
+@pytest.mark.parametrize("level", STRICT)
+def test_step_with_open_rows_elsewhere(
+    make_far: Callable[..., Far], database: Database, level: str, *, atomic: bool
+) -> None:
+    """Ending the read transaction here would commit them, or drop them."""
+    engine = {} if database.name == "sqlite" else {"isolation_level": level}
+    far = make_far(SQLALCHEMY_ENGINE_OPTIONS=engine)
+
+    def view() -> str:
+        far.db.session.add(far.Note(text="noted"))
+        far.db.session.flush()
+        far.db.session.execute(text("SELECT * FROM account")).all()
+        current_idempotency.run_step("charge", far.runs.append)
+        return "done"
+
+    far.view(view, atomic=atomic)
+    far.app.testing = True
+    with pytest.raises(IdempotencyConfigError, match="before the first write"):
+        far.post()
+    record = far.record()
+    assert record is not None
+    assert (far.notes(), far.runs, record.effects_committed_at) == ([], [], None)
