@@ -42,7 +42,7 @@ class CurrentIdempotency:
 
     @property
     def attempt(self) -> int:
-        """1 for the first run of the operation."""
+        """1 for the first run of the operation; those that asked to come back do not count."""
         claim = self._claim()
         return claim.attempt if claim else 1
 

@@ -116,7 +116,7 @@ class Recording:
             return True
         # The client may come back, and gets the results of the steps that have run.
         if retryable and not call.partly_committed and first_open(claim.steps) is None:
-            return self._store.hand_back(claim)
+            return self._store.hand_back(claim, attempts=1)
         return self._store.mark_failed(claim, failure)
 
 

@@ -41,14 +41,20 @@ class Settlement(Claims, Queries):
         record = self._move(lock, update, parameters, None)
         return claimed(claim, record) if record else None
 
-    def hand_back(self, claim: Claim) -> bool:
+    def hand_back(self, claim: Claim, *, attempts: int = 0) -> bool:
         """
         Give a call up, so that the next request may try: ``processing``, lapsed.
+
+        Args:
+            claim: The owner's claim.
+            attempts: How many do not count as such.
 
         Returns:
             Whether the record still belonged to the claim.
         """
-        return self._owned_update(self._sql.hand_back, claim, {}, None)
+        return self._owned_update(
+            self._sql.hand_back, claim, {"b_spent": attempts}, None
+        )
 
     def resolve(
         self, scope: Scope, resolution: Resolution, *, force: bool = False

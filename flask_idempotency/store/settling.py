@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, and_, null, or_, update
+from sqlalchemy import ColumnElement, and_, bindparam, null, or_, update
 
 from flask_idempotency.lifecycle import Status
 from flask_idempotency.rules import UNKNOWN
@@ -72,11 +72,14 @@ class SettlingStatements(Statements):
     def hand_back(self) -> Update:
         """Gives a call up: nobody's, and lapsed."""
         columns = self._table.c
+        # What is handed back for another try is no crash.
+        spent = bindparam("b_spent", type_=columns.attempts.type)
         return (
             update(self._table)
             .where(self._owned)
             .values(
                 version=columns.version + 1,
+                attempts=columns.attempts - spent,
                 owner_token=null(),
                 locked_until=self._dialect.now(),
             )

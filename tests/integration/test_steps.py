@@ -341,6 +341,24 @@ def test_retryable_error_keeps_the_steps(shop: Shop, provider: Provider) -> None
     assert len(provider.keys) == 1
 
 
+def test_coming_back_often_is_no_crash(
+    make_shop: Callable[..., Shop], provider: Provider
+) -> None:
+    """However often a call asks the client to come back, it does not count as failed."""
+    shop = make_shop(IDEMPOTENCY_MAX_ATTEMPTS=2)
+
+    def busy() -> Any:
+        charge = current_idempotency.run_step("charge", provider.charge)
+        shop.runs.append(current_idempotency.attempt)
+        if len(shop.runs) < 4:
+            raise IdempotencyInProgress(retry_after_seconds=1)
+        return charge, 201
+
+    shop.view(busy)
+    assert [shop.post().status_code for _ in range(4)] == [409, 409, 409, 201]
+    assert (len(provider.keys), shop.runs) == (1, [1, 1, 1, 1])
+
+
 def test_late_owner_calls_nothing(shop: Shop, provider: Provider) -> None:
     """A call that lost its record before a step does not start it, nor any other."""
 
