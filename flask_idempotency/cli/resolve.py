@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--succeeded", is_flag=True, help="It took effect.")
 @click.option("--failed", is_flag=True, help="It failed for good.")
 @click.option("--release", is_flag=True, help="Nothing stayed: free the key.")
-@click.option("--response-code", type=click.IntRange(100, 599), help="[default: 200]")
+@click.option("--response-code", type=click.IntRange(200, 599), help="[default: 200]")
 @click.option("--response-body", help="What duplicates get.")
 @click.option("--content-type", help="[default: application/json]")
 @click.option("--reason", required=True, help="How you know. Kept on the record.")
@@ -110,11 +110,18 @@ def _ending(outcome: str, given: dict[str, Any]) -> StoredResponse | Failure | N
         return Failure(reason="resolved as failed")
     if outcome == "release":
         return None
-    body = given["response_body"] or ""
     media_type = given["content_type"] or "application/json"
+    if not (media_type.isascii() and media_type.isprintable()):
+        raise click.UsageError(
+            "--content-type can be no header: it has other characters."
+        )
+    try:
+        body = (given["response_body"] or "").encode()
+    except UnicodeEncodeError as error:
+        raise click.UsageError("--response-body is no text.") from error
     code = given["response_code"] or 200
     headers = (("Content-Type", media_type),) if body else ()
-    return StoredResponse(code=code, headers=headers, body=body.encode())
+    return StoredResponse(code=code, headers=headers, body=body)
 
 
 def _nothing_unknown(diagnosis: Diagnosis) -> str:

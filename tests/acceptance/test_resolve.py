@@ -129,3 +129,24 @@ def test_resolution_is_logged_and_counted(
         resolve(shop, "--failed", *WHO, "--yes")
     assert seen == [{"route": ROUTE, "status": "failed"}]
     assert "was settled as failed by 'operator-1'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ("--content-type", "text/plain\r\nX-Other: 1"),
+        ("--content-type", "text/plain; name=ä"),
+        ("--response-body", "x\udcff"),
+        ("--response-code", "100"),
+    ],
+    ids=["line", "umlaut", "bytes", "interim"],
+)
+def test_answer_that_could_not_be_given_out(
+    shop: Shop, answer: tuple[str, str]
+) -> None:
+    """It is refused at once, and not each time a duplicate asks for it."""
+    outcome_unknown(shop)
+    result = resolve(shop, "--succeeded", *answer, *WHO, "--yes")
+    assert result.exit_code == 2
+    assert answer[0] in result.stderr
+    assert shop.status() == "processing"
