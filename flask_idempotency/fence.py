@@ -113,13 +113,23 @@ class _Fence(TransactionListener):
             elif call is not None:
                 dialect.begin_before_write(connection, statement)
         if call is not None and dialect.commits(statement):
-            if call.atomic is not None:
-                text = statement.strip().split("\n")[0]
-                raise IdempotencyConfigError(
-                    _COMMITTING_STATEMENT.format(statement=text)
-                )
+            self._commit_by_text(call, connection, statement)
+        elif call is not None and dialect.may_commit(statement):
+            self._note_call(call, connection, ledger)
+
+    def _commit_by_text(self, call: Call, connection: Connection, text: str) -> None:
+        if call.atomic is not None:
+            line = text.strip().split("\n")[0]
+            raise IdempotencyConfigError(_COMMITTING_STATEMENT.format(statement=line))
+        self.commit(connection)
+        start(connection, wrote_at=0)
+
+    def _note_call(self, call: Call, connection: Connection, ledger: Ledger) -> None:
+        """Write what is to be known, should a procedure commit; else it is undone."""
+        if call.atomic is None:
             self.commit(connection)
-            start(connection, wrote_at=0)
+        else:  # which finds out at its end
+            self._mark(connection, [*call.chain(), *(c for _, c in ledger.held)])
 
     def savepoint(self, connection: Connection, _name: str | None) -> None:
         if current_call.get() is not None:

@@ -157,7 +157,8 @@ class OtherEngine(TransactionListener):
         at_once = self._autocommit or commits_by_itself(connection, self._dialect)
         if not at_once:
             self._dialect.begin_before_write(connection, statement)
-        if at_once or self._dialect.commits(statement):
+        commits = self._dialect.commits(statement)
+        if at_once or commits or self._dialect.may_commit(statement):
             self._intents.note(call, connection)
 
     def commit(self, connection: Connection) -> None:

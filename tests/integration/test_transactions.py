@@ -631,3 +631,127 @@ def test_driver_that_commits_each_statement(
     record = shop.record()
     assert record is not None
     assert record.effects_committed_at is not None
+
+
+@pytest.mark.parametrize("atomic", [False, True], ids=["plain", "atomic"])
+@pytest.mark.parametrize(
+    ("database", "statement"),
+    [
+        ("postgresql", "SELECT 1; COMMIT"),
+        *(
+            ("mariadb", statement)
+            for statement in (
+                "CALL ends()",
+                "FLUSH TABLES",
+                "CHECK TABLE account",
+                "SET @x = 1, autocommit = 1",
+            )
+        ),
+    ],
+    indirect=["database"],
+)
+def test_statement_that_commits_by_the_way(
+    shop: Shop, statement: str, *, atomic: bool
+) -> None:
+    """What became durable by it is never done again; an atomic view may not send it."""
+    if shop.database.name == "mariadb":
+        with shop.app.app_context(), shop.db.engine.begin() as connection:
+            connection.execute(text("CREATE PROCEDURE ends() COMMIT"))
+
+    def view() -> None:
+        shop.add(f"run {len(shop.runs)}")
+        shop.db.session.execute(text(statement))
+        raise ValueError
+
+    shop.view(view, retry_failed=True, atomic=atomic)
+    assert [shop.post().status_code for _ in range(2)] == [500, 500]
+    sent = not atomic or statement.startswith("CALL")  # what it does is not in its text
+    assert shop.accounts() == (["run 0"] if sent else [])
+    assert len(shop.runs) == (1 if sent else 2)
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("atomic", [False, True], ids=["plain", "atomic"])
+def test_procedure_that_does_not_commit(shop: Shop, *, atomic: bool) -> None:
+    """What was written for the case that it does is undone with the rest."""
+    with shop.app.app_context(), shop.db.engine.begin() as connection:
+        connection.execute(text("CREATE PROCEDURE goes_on() SELECT 1"))
+
+    def view() -> str:
+        shop.add(f"run {len(shop.runs)}")
+        shop.db.session.connection().exec_driver_sql("CALL goes_on()").close()
+        if len(shop.runs) == 1:
+            raise ValueError
+        return "done"
+
+    shop.view(view, retry_failed=True, atomic=atomic)
+    assert [shop.post().status_code for _ in range(2)] == [500, 200]
+    assert shop.accounts() == ["run 1"]
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("atomic", [False, True], ids=["plain", "atomic"])
+def test_temporary_table(shop: Shop, *, atomic: bool) -> None:
+    """It commits nothing, unlike other DDL on MariaDB."""
+
+    def view() -> str:
+        shop.add(f"run {len(shop.runs)}")
+        shop.db.session.execute(text("CREATE TEMPORARY TABLE t AS SELECT 1 AS x"))
+        shop.db.session.execute(text("DROP TEMPORARY TABLE t"))
+        if len(shop.runs) == 1:
+            raise ValueError
+        return "done"
+
+    shop.view(view, retry_failed=True, atomic=atomic)
+    assert [shop.post().status_code for _ in range(2)] == [500, 200]
+    assert shop.accounts() == ["run 1"]
+
+
+@pytest.mark.parametrize(
+    ("begin", "undo"),
+    [
+        ("SAVEPOINT a", "ROLLBACK TO A"),
+        ("SAVEPOINT a", "/* who */ ROLLBACK TO SAVEPOINT a"),
+        ("-- who\nSAVEPOINT a", "ROLLBACK TRANSACTION TO a"),
+        ('SAVEPOINT "a-b"', 'ROLLBACK TO SAVEPOINT "a-b"'),
+    ],
+)
+def test_savepoint_of_any_spelling(shop: Shop, begin: str, undo: str) -> None:
+    """A savepoint that is undone undoes what the transaction holds, and no more."""
+    mariadb = shop.database.name == "mariadb"
+    own = {'"': "`", "TRANSACTION": "WORK"} if mariadb else {}
+    for old, new in own.items():
+        begin, undo = begin.replace(old, new), undo.replace(old, new)
+    scope = shop.scope(route="inner")
+
+    def view() -> str:
+        shop.add("outer")
+        session = shop.db.session
+        session.execute(text(begin))
+        shop.idempotency.guard.run(scope, "h", lambda: shop.add("inner"))
+        session.execute(text('SAVEPOINT "a-c"'.replace('"', own.get('"', '"'))))
+        session.execute(text(undo))
+        return "done"
+
+    shop.view(view)
+    assert shop.post().status_code == 200
+    assert (shop.accounts(), shop.status(route="inner")) == (["outer"], None)
+
+
+def test_savepoint_whose_name_is_used_again(shop: Shop) -> None:
+    """A rollback to it is one to the last of that name."""
+
+    def view() -> None:
+        session = shop.db.session
+        session.execute(text("BEGIN" if shop.database.name == "sqlite" else "SELECT 1"))
+        session.execute(text("SAVEPOINT a"))
+        shop.add(f"run {len(shop.runs)}")
+        session.execute(text("SAVEPOINT a"))
+        shop.add("dropped")
+        session.execute(text("ROLLBACK TO SAVEPOINT a"))
+        session.commit()
+        raise ValueError
+
+    shop.view(view, retry_failed=True)
+    assert [shop.post().status_code for _ in range(2)] == [500, 500]
+    assert shop.accounts() == ["run 0"]

@@ -21,6 +21,8 @@ _WRITE_WORD = re.compile(
 )
 _LOCKING = re.compile(r"\bFOR\s+(?:NO\s+KEY\s+)?UPDATE\b", re.IGNORECASE)
 _COMMIT = re.compile(START + r"(?:COMMIT|END)\b", re.IGNORECASE | re.DOTALL)
+# Not END, with which bodies of functions and triggers end.
+_COMMIT_AMID = re.compile(";" + START + r"COMMIT\b", re.IGNORECASE | re.DOTALL)
 
 
 class Dialect:
@@ -71,8 +73,12 @@ class Dialect:
         return bool(_WRITE_WORD.search(_LOCKING.sub("", statement)))
 
     def commits(self, statement: str) -> bool:
-        """Tell whether a statement sent as text commits the transaction before it."""
-        return bool(_COMMIT.match(statement))
+        """Tell whether a text that is sent commits the transaction before it."""
+        return bool(_COMMIT.match(statement) or _COMMIT_AMID.search(statement))
+
+    def may_commit(self, statement: str) -> bool:
+        """Tell whether a statement may commit what it, and those before, have done."""
+        return False
 
     def lost_connection(self, error: BaseException) -> bool:
         """Tell whether a connection is gone, beyond what SQLAlchemy knows of."""

@@ -140,10 +140,14 @@ _BUILT_IN = frozenset(
 )
 # Statements after which what was open before is committed.
 _IMPLICIT_COMMIT = re.compile(
-    START + r"(?:ALTER|CREATE|DROP|RENAME|TRUNCATE|BEGIN|START|LOCK|ANALYZE|OPTIMIZE"
-    r"|GRANT|REVOKE|SET\s+(?:@@)?(?:SESSION\s+|session\.)?autocommit)\b",
+    START + r"(?:ALTER|(?:CREATE|DROP)(?!\s+(?:OR\s+REPLACE\s+)?TEMPORARY\b)|RENAME"
+    r"|TRUNCATE|BEGIN|START|LOCK|ANALYZE|OPTIMIZE|CHECK|REPAIR|CACHE|LOAD\s+INDEX"
+    r"|FLUSH|RESET|INSTALL|UNINSTALL|GRANT|REVOKE|SET\b.*\bautocommit)\b",
     re.IGNORECASE | re.DOTALL,
 )
+
+# What they run may be a COMMIT.
+_CALL = re.compile(START + r"(?:CALL|EXECUTE)\b", re.IGNORECASE | re.DOTALL)
 
 
 class MySQL(Dialect):
@@ -209,6 +213,9 @@ class MySQL(Dialect):
 
     def commits(self, statement: str) -> bool:
         return super().commits(statement) or bool(_IMPLICIT_COMMIT.match(statement))
+
+    def may_commit(self, statement: str) -> bool:
+        return bool(_CALL.match(statement))
 
     def commits_by_itself(self, connection: Connection) -> bool:
         # What the server said last; no question is sent.
