@@ -17,6 +17,7 @@ PLACES = (
     "before_step",
     "in_step",  # its start is stored, and it is called next
     "after_step",  # it was called, and its result is stored next
+    "in_renewal",  # of its lease, in another thread
     "after_intent",  # noted, not yet committed in another database
     "after_view",
     "before_commit",

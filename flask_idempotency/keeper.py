@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from . import failpoints
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from uuid import UUID
@@ -206,6 +208,7 @@ class LeaseKeeper:
     def _try(self, store: Store, due: dict[UUID, float]) -> bool:
         started = time.monotonic()
         try:
+            failpoints.reach("in_renewal")
             store.renew(due)
         except Exception:  # tried again with the next tick; the fence decides
             log.warning("%s leases could not be renewed.", len(due), exc_info=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -322,6 +323,28 @@ def test_kill_between_the_record_and_the_commit(database: Database, shop: Shop) 
     settle_down(shop)
     assert shop.post().status_code == 201
     assert shop.accounts() == ["first"]
+
+
+def _crash_in_renewal(database: Database) -> None:
+    shop = Shop(database)
+
+    def view() -> Any:
+        shop.add()
+        threading.Event().wait(60)
+
+    failpoints.set_failpoint("in_renewal", end_process)
+    shop.view(view, lease=1)
+    shop.post()
+
+
+def test_kill_in_a_renewal(database: Database, shop: Shop) -> None:
+    """A call that dies while its lease is renewed is taken over after it."""
+    die(_crash_in_renewal, database)
+    assert shop.accounts() == []
+    shop.creating_view()
+    settle_down(shop)
+    assert [shop.post().status_code for _ in range(2)] == [201, 201]
+    assert (shop.accounts(), shop.runs) == (["first"], ["first"])
 
 
 def _crash_in_recovery(database: Database) -> None:
