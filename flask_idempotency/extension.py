@@ -13,8 +13,8 @@ from .exceptions import IdempotencyConfigError, IdempotencyError
 from .late_work import report_late_work
 from .models import (
     IdempotencyRecordMixin,
+    add_tables_beside,
     build_record_class,
-    lease_table,
     scope_constraint,
 )
 from .problems import Unanswered, problem_response, raise_unanswered
@@ -63,7 +63,7 @@ class Idempotency:
         self._loaders = Loaders()
         if record_class is not None:
             scope_constraint(record_class.__table__)
-            lease_table(record_class.__table__)
+            add_tables_beside(record_class.__table__)
         elif db is not None:
             build_record_class(db)
         if app is not None:

@@ -25,6 +25,8 @@ PLACES = (
     "before_outcome",  # one that no commit of the session carries
     "after_outcome",
     "before_response",
+    "before_publish",  # leased, in the call that made it or in a dispatcher
+    "after_publish",  # handed over, and marked next
 )
 
 _set: dict[str, Callable[[], object]] = {}

@@ -31,6 +31,11 @@ RESOLVED_BY_LENGTH = 255
 RESOLVED_REASON_LENGTH = 1000
 #: Longest name of a step.
 STEP_NAME_LENGTH = 100
+#: Characters of the texts of a delivery; tenant, user and task id are as on a record.
+KIND_LENGTH = 16
+DELIVERY_NAME_LENGTH = 255
+UNIQUE_KEY_LENGTH = 255
+LAST_ERROR_LENGTH = 255
 
 
 class Status(str, Enum):
@@ -44,6 +49,27 @@ class Status(str, Enum):
     FAILED = "failed"
     #: Past its ``expires_at`` and marked so; the next request starts anew.
     EXPIRED = "expired"
+
+
+class DeliveryState(str, Enum):
+    """The states that a delivery can have; all but the first two are ends."""
+
+    #: Not known to be published.
+    PENDING = "pending"
+    #: Handed over. Published again if no end is reported and it is repeatable.
+    PUBLISHED = "published"
+    #: The work succeeded.
+    DONE = "done"
+    #: The work failed for good.
+    FAILED = "failed"
+    #: Somebody called the work off.
+    REVOKED = "revoked"
+    #: The message's life was over before the work began.
+    EXPIRED = "expired"
+    #: The work took too long and was stopped.
+    TIME_LIMIT = "time_limit"
+    #: Published, or tried, as often as makes sense, and no end was reported.
+    DEAD = "dead"
 
 
 class Verdict(str, Enum):

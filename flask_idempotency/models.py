@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from sqlalchemy import (
     DDL,
+    Boolean,
     CheckConstraint,
     Column,
     DateTime,
@@ -31,15 +32,22 @@ from sqlalchemy.sql.elements import conv
 from .exceptions import IdempotencyConfigError
 from .lifecycle import (
     BOUND_ID_LENGTH,
+    DELIVERY_NAME_LENGTH,
+    KIND_LENGTH,
+    LAST_ERROR_LENGTH,
     REQUEST_HASH_LENGTH,
     RESOLVED_BY_LENGTH,
     RESOLVED_REASON_LENGTH,
     SCOPE_LENGTHS,
     STEP_NAME_LENGTH,
+    UNIQUE_KEY_LENGTH,
+    DeliveryState,
     Status,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flask_sqlalchemy import SQLAlchemy
 
 SCOPE_COLUMNS = tuple(SCOPE_LENGTHS)
@@ -145,17 +153,72 @@ def lease_table(record: Table) -> Table:
     A renewal must not touch the record: under REPEATABLE READ the transaction of a
     call that was renewed could not write it any more.
     """
-    name = record.name.removesuffix("_record") + "_lease"
+    return _beside(
+        record,
+        "lease",
+        lambda _name: (
+            Column("owner_token", _UUID, primary_key=True),
+            Column("until", _INSTANT, nullable=False),
+        ),
+    )
+
+
+def delivery_table(record: Table) -> Table:
+    """
+    Return the table of messages to publish beside a record's table.
+
+    `record_id` is no foreign key, since either row may be purged first.
+    """
+    return _beside(record, "delivery", _delivery_columns)
+
+
+def _delivery_columns(table_name: str) -> tuple[Any, ...]:
+    states = ", ".join(f"'{state.value}'" for state in DeliveryState)
+    return (
+        Column("id", _UUID, primary_key=True),
+        Column("kind", exact_text(KIND_LENGTH), nullable=False),
+        Column("name", exact_text(DELIVERY_NAME_LENGTH), nullable=False),
+        Column("tenant_id", exact_text(SCOPE_LENGTHS["tenant_id"]), nullable=False),
+        Column("user_id", exact_text(SCOPE_LENGTHS["user_id"]), nullable=False),
+        Column("record_id", _UUID),
+        Column("task_id", exact_text(BOUND_ID_LENGTH), nullable=False),
+        Column("unique_key", exact_text(UNIQUE_KEY_LENGTH)),
+        Column("payload", _BYTES, nullable=False),
+        Column("repeatable", Boolean, nullable=False),
+        Column("state", String(16), nullable=False),
+        Column("publishes", Integer, nullable=False),
+        Column("owner_token", _UUID),
+        Column("leased_until", _INSTANT),
+        Column("due_at", _INSTANT, nullable=False),
+        Column("expires_at", _INSTANT),
+        Column("last_error", exact_text(LAST_ERROR_LENGTH)),
+        Column("created_at", _INSTANT, nullable=False),
+        Column("published_at", _INSTANT),
+        Column("ended_at", _INSTANT),
+        UniqueConstraint("kind", "task_id", name=conv(f"uq_{table_name}_task_id")),
+        # NULLs never collide, so only deliveries that are open do.
+        UniqueConstraint(
+            "kind", "name", "unique_key", name=conv(f"uq_{table_name}_unique_key")
+        ),
+        CheckConstraint(f"state IN ({states})", name=conv(f"ck_{table_name}_state")),
+        # `ended_at` is NULL: the due ones in their order; else: those to purge.
+        Index(conv(f"ix_{table_name}_due_at"), "ended_at", "due_at"),
+        Index(conv(f"ix_{table_name}_record_id"), "record_id"),
+    )
+
+
+def _beside(record: Table, what: str, parts: Callable[[str], tuple[Any, ...]]) -> Table:
+    name = f"{record.name.removesuffix('_record')}_{what}"
     key = f"{record.schema}.{name}" if record.schema else name
     if key in record.metadata.tables:
         return record.metadata.tables[key]
-    return Table(
-        name,
-        record.metadata,
-        Column("owner_token", _UUID, primary_key=True),
-        Column("until", _INSTANT, nullable=False),
-        schema=record.schema,
-    )
+    return Table(name, record.metadata, *parts(name), schema=record.schema)
+
+
+def add_tables_beside(record: Table) -> None:
+    """Make the other tables known to migrations and ``create_all``."""
+    lease_table(record)
+    delivery_table(record)
 
 
 def build_record_class(db: SQLAlchemy) -> type[IdempotencyRecordMixin]:
@@ -168,7 +231,7 @@ def build_record_class(db: SQLAlchemy) -> type[IdempotencyRecordMixin]:
     if _INFO_KEY not in db.metadata.info:
         bases = (IdempotencyRecordMixin, cast("type", db.Model))
         model = type("IdempotencyRecord", bases, {"__module__": __name__})
-        lease_table(cast("Any", model).__table__)
+        add_tables_beside(cast("Any", model).__table__)
         db.metadata.info[_INFO_KEY] = model
     return cast("type[IdempotencyRecordMixin]", db.metadata.info[_INFO_KEY])
 

@@ -18,6 +18,7 @@ from .explain import short_lease
 from .fence import attach_fence
 from .guard import IdempotencyMutationGuard
 from .intents import Intents, OtherEngine
+from .outbox.deliveries import Deliveries
 from .store import IdempotencyStore
 from .store.connections import (
     Connections,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from .config import Config, RouteOptions
     from .models import IdempotencyRecordMixin
+    from .outbox.dispatcher import Publisher
     from .store.dialects import Dialect
 
 log = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ class Loaders:
 @dataclass(kw_only=True)
 class IdempotencyState:
     """
-    What one application needs; store and guard are made at first use.
+    What one application needs; store, guard and deliveries are made at first use.
 
     Attributes:
         app: The application.
@@ -65,6 +67,7 @@ class IdempotencyState:
         config: The application's settings.
         loaders: Who is calling.
         noted: Endpoints of which the log has said that they ignore keys.
+        publishers: Who publishes the deliveries of each kind.
     """
 
     app: Flask
@@ -73,9 +76,11 @@ class IdempotencyState:
     config: Config
     loaders: Loaders
     noted: set[str] = field(default_factory=set)
+    publishers: dict[str, Publisher] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _guard: IdempotencyMutationGuard | None = None
     _store: IdempotencyStore | None = None
+    _deliveries: Deliveries | None = None
     _routes: dict[int, tuple[RouteOptions, RouteOptions]] = field(default_factory=dict)
 
     @property
@@ -89,6 +94,12 @@ class IdempotencyState:
         """The guard of the application; needs an application context."""
         self._make()
         return cast("IdempotencyMutationGuard", self._guard)
+
+    @property
+    def deliveries(self) -> Deliveries:
+        """The messages to publish; needs an application context."""
+        self._make()
+        return cast("Deliveries", self._deliveries)
 
     def options(self, declared: RouteOptions) -> RouteOptions:
         """Return a declaration with the application's settings filled in."""
@@ -121,12 +132,10 @@ class IdempotencyState:
             if self._guard is None:
                 engine = self._engine()
                 dialect = dialect_for(engine)
-                self._store = IdempotencyStore(
-                    self.record_class.__table__,
-                    dialect,
-                    self._connections(engine, dialect),
-                    self.config,
-                )
+                table = self.record_class.__table__
+                connections = self._connections(engine, dialect)
+                self._store = IdempotencyStore(table, dialect, connections, self.config)
+                self._deliveries = Deliveries(table, dialect, connections, self.config)
                 intents = attach_fence(engine, self._store)
                 self._watch_others(engine, intents)
                 if dialect.timeout_query:

@@ -157,11 +157,11 @@ class Shop:
 
     def lapse(self, key: str = "k") -> None:
         """Move the end of a key's lease into the past."""
-        self._change(key, locked_until=_long_ago(self.database))
+        self._change(key, locked_until=long_ago(self.database))
 
     def outlive(self, key: str = "k") -> None:
         """Move the end of a key's life into the past."""
-        self._change(key, expires_at=_long_ago(self.database))
+        self._change(key, expires_at=long_ago(self.database))
 
     def _change(self, key: str, **values: Any) -> None:
         table = self.idempotency.Record.__table__
@@ -178,7 +178,8 @@ def is_replay(answer: TestResponse) -> bool:
     return answer.headers.get("Idempotent-Replayed") == "true"
 
 
-def _long_ago(database: Database) -> datetime:
+def long_ago(database: Database) -> datetime:
+    """Return an instant of the past, as the database's driver takes it."""
     instant = datetime(2020, 1, 1, tzinfo=timezone.utc)
     return instant if database.name == "postgresql" else instant.replace(tzinfo=None)
 

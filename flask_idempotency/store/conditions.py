@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 from flask_idempotency.lifecycle import Status, Verdict
-from flask_idempotency.models import SCOPE_COLUMNS, lease_table
+from flask_idempotency.models import SCOPE_COLUMNS, delivery_table, lease_table
 from flask_idempotency.rules import RETRYABLE, RULES, TAKEABLE, Rule
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class Conditions:
     def __init__(self, table: Table, dialect: Dialect) -> None:
         self._table = table
         self._leases = lease_table(table)
+        self._deliveries = delivery_table(table)
         self._dialect = dialect
         columns = table.c
         self._scope = and_(*(columns[n] == self._bind(n) for n in SCOPE_COLUMNS))

@@ -18,24 +18,24 @@ def record_of(row: Row[Any]) -> RecordView:
     return RecordView(
         id=row.id,
         operation_id=row.operation_id,
-        scope=Scope(**{name: _text(getattr(row, name)) for name in SCOPE_COLUMNS}),
-        request_hash=_text(row.request_hash),
+        scope=Scope(**{name: text_of(getattr(row, name)) for name in SCOPE_COLUMNS}),
+        request_hash=text_of(row.request_hash),
         status=Status(row.status),
         owner_token=row.owner_token,
         attempts=row.attempts,
         response=_response(row),
-        task_id=_text(row.task_id),
-        outbox_event_id=_text(row.outbox_event_id),
+        task_id=text_of(row.task_id),
+        outbox_event_id=text_of(row.outbox_event_id),
         failure=row.failure,
-        resolved_by=_text(row.resolved_by),
-        resolved_reason=_text(row.resolved_reason),
-        effects_committed_at=_instant(row.effects_committed_at),
+        resolved_by=text_of(row.resolved_by),
+        resolved_reason=text_of(row.resolved_reason),
+        effects_committed_at=instant_of(row.effects_committed_at),
         all_steps=decode_steps(row.steps),
-        open_step=_text(row.open_step),
-        locked_until=_instant(row.locked_until),
-        expires_at=_instant(row.expires_at),
-        created_at=_instant(row.created_at),
-        completed_at=_instant(row.completed_at),
+        open_step=text_of(row.open_step),
+        locked_until=instant_of(row.locked_until),
+        expires_at=instant_of(row.expires_at),
+        created_at=instant_of(row.created_at),
+        completed_at=instant_of(row.completed_at),
         lapsed=bool(row.lapsed),
         gone=bool(row.gone),
         lease_seconds_left=max(
@@ -54,11 +54,13 @@ def _response(row: Row[Any]) -> StoredResponse | None:
     )
 
 
-def _text(value: Any) -> Any:
+def text_of(value: Any) -> Any:
+    """Return the text of a byte-exact column."""
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _instant(value: datetime | None) -> Any:
+def instant_of(value: datetime | None) -> Any:
+    """Return an instant with its time zone, UTC."""
     if value is None:
         return None
     if value.tzinfo is None:

@@ -199,12 +199,20 @@ class Statements(Conditions):
             columns.status == Status.EXPIRED.value,
             columns.expires_at
             <= self._dialect.later(-self._bind_seconds("older_than")),
+            ~self._has_open_delivery(),
             *(columns[name] == self._bind(name) for name in filters),
         )
         return (
             select(func.count()).where(condition),
             self._lock(condition, batch=True),
             delete(self._table).where(columns.id.in_(self._ids()), condition),
+        )
+
+    def _has_open_delivery(self) -> ColumnElement[bool]:
+        """Tell whether a message of the operation is not known to have come to its end."""
+        deliveries = self._deliveries.c
+        return exists().where(
+            deliveries.record_id == self._table.c.id, deliveries.ended_at.is_(None)
         )
 
     def _new_row(self) -> dict[str, ColumnElement[Any]]:

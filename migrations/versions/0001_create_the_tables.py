@@ -36,6 +36,7 @@ def upgrade() -> None:
     """Create every table."""
     create_idempotency_record()
     create_idempotency_lease()
+    create_idempotency_delivery()
     create_accounts_and_files()
     create_jobs()
     create_payments_and_events()
@@ -49,6 +50,7 @@ def downgrade() -> None:
         "job",
         "stored_file",
         "account",
+        "idempotency_delivery",
         "idempotency_lease",
         "idempotency_record",
     ):
@@ -115,6 +117,58 @@ def create_idempotency_lease() -> None:
         sa.Column("owner_token", UUID, nullable=False),
         sa.Column("until", INSTANT, nullable=False),
         sa.PrimaryKeyConstraint("owner_token", name=op.f("pk_idempotency_lease")),
+    )
+
+
+def create_idempotency_delivery() -> None:
+    """Create the table of messages to publish."""
+    op.create_table(
+        "idempotency_delivery",
+        sa.Column("id", UUID, nullable=False),
+        sa.Column("kind", exact_text(16), nullable=False),
+        sa.Column("name", exact_text(255), nullable=False),
+        sa.Column("tenant_id", exact_text(64), nullable=False),
+        sa.Column("user_id", exact_text(128), nullable=False),
+        sa.Column("record_id", UUID, nullable=True),
+        sa.Column("task_id", exact_text(255), nullable=False),
+        sa.Column("unique_key", exact_text(255), nullable=True),
+        sa.Column("payload", LONG_BYTES, nullable=False),
+        sa.Column("repeatable", sa.Boolean(), nullable=False),
+        sa.Column("state", sa.String(16), nullable=False),
+        sa.Column("publishes", sa.Integer(), nullable=False),
+        sa.Column("owner_token", UUID, nullable=True),
+        sa.Column("leased_until", INSTANT, nullable=True),
+        sa.Column("due_at", INSTANT, nullable=False),
+        sa.Column("expires_at", INSTANT, nullable=True),
+        sa.Column("last_error", exact_text(255), nullable=True),
+        sa.Column("created_at", INSTANT, nullable=False),
+        sa.Column("published_at", INSTANT, nullable=True),
+        sa.Column("ended_at", INSTANT, nullable=True),
+        sa.CheckConstraint(
+            "state IN ('pending', 'published', 'done', 'failed', 'revoked', "
+            "'expired', 'time_limit', 'dead')",
+            name=op.f("ck_idempotency_delivery_state"),
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_idempotency_delivery")),
+        sa.UniqueConstraint(
+            "kind", "task_id", name=op.f("uq_idempotency_delivery_task_id")
+        ),
+        sa.UniqueConstraint(
+            "kind",
+            "name",
+            "unique_key",
+            name=op.f("uq_idempotency_delivery_unique_key"),
+        ),
+    )
+    op.create_index(
+        op.f("ix_idempotency_delivery_due_at"),
+        "idempotency_delivery",
+        ["ended_at", "due_at"],
+    )
+    op.create_index(
+        op.f("ix_idempotency_delivery_record_id"),
+        "idempotency_delivery",
+        ["record_id"],
     )
 
 

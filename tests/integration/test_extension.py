@@ -207,7 +207,11 @@ def test_model_exists_before_any_application() -> None:
     db = SQLAlchemy()
     idempotency = Idempotency(db=db)
     assert idempotency.Record is Idempotency(db=db).Record
-    assert set(db.metadata.tables) == {"idempotency_record", "idempotency_lease"}
+    assert set(db.metadata.tables) == {
+        "idempotency_record",
+        "idempotency_lease",
+        "idempotency_delivery",
+    }
 
 
 @pytest.fixture

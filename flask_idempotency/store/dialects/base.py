@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from sqlalchemy import insert
+
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Connection, Executable, Table
+    from sqlalchemy import ColumnElement, Connection, Executable, Insert, Table
     from sqlalchemy.exc import DBAPIError, IntegrityError
 
 # The first word of statements that change nothing which a re-run could double.
@@ -87,6 +89,14 @@ class Dialect:
     def upsert(self, table: Table, rows: list[dict[str, Any]]) -> Executable:
         """Return the statement that inserts rows by primary key, or replaces them."""
         raise NotImplementedError
+
+    def insert_new(self, table: Table) -> Insert:
+        """
+        Return an INSERT that leaves the transaction usable where a row is in its way.
+
+        It then inserts nothing, or fails alone with an error of a duplicate.
+        """
+        return insert(table)
 
     def short_wait(self) -> list[ColumnElement[bool]]:
         """Return conditions that keep their statement from waiting for a lock."""

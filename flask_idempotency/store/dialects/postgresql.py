@@ -17,7 +17,7 @@ from .base import Dialect
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from sqlalchemy import ColumnElement, Connection, Executable, Table
+    from sqlalchemy import ColumnElement, Connection, Executable, Insert, Table
     from sqlalchemy.exc import DBAPIError, IntegrityError
 
 #: Where a driver connection's own isolation level is kept; a listener may have set it.
@@ -62,6 +62,9 @@ class PostgreSQL(Dialect):
         keys = [column.name for column in table.primary_key]
         others = {n: c for n, c in statement.excluded.items() if n not in keys}
         return statement.on_conflict_do_update(index_elements=keys, set_=others)
+
+    def insert_new(self, table: Table) -> Insert:
+        return insert(table).on_conflict_do_nothing()
 
     def short_wait(self) -> list[ColumnElement[bool]]:
         # Local to the statement's own transaction, so that a pooler leaks nothing.

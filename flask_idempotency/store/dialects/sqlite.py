@@ -14,7 +14,7 @@ from flask_idempotency.exceptions import IdempotencyStoreUnavailable
 from .base import START, Dialect
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Connection, Executable, Table
+    from sqlalchemy import ColumnElement, Connection, Executable, Insert, Table
     from sqlalchemy.exc import DBAPIError, IntegrityError
 
 # Statements that SQLite refuses in a transaction, or that would end it at once.
@@ -37,6 +37,9 @@ class SQLite(Dialect):
         keys = [column.name for column in table.primary_key]
         others = {n: c for n, c in statement.excluded.items() if n not in keys}
         return statement.on_conflict_do_update(index_elements=keys, set_=others)
+
+    def insert_new(self, table: Table) -> Insert:
+        return insert(table).on_conflict_do_nothing()
 
     def prepare(self, connection: Any) -> None:
         # From Python 3.12 on an application may choose the driver's new mode, in
