@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
-import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -14,30 +12,30 @@ from flask.cli import with_appcontext
 from flask_idempotency.exceptions import IdempotencyKeyInvalid
 from flask_idempotency.explain import describe_steps
 from flask_idempotency.keys import parse_key
-from flask_idempotency.lifecycle import SCOPE_LENGTHS, Scope, Verdict, check_text
+from flask_idempotency.lifecycle import Scope, Verdict
 from flask_idempotency.ops import maintenance
-from flask_idempotency.settings import seconds_of
 from flask_idempotency.state import get_state
 
 from .errors import clear_errors
+from .output import age, checked, confirmed, instant, print_report, printable, progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
 
     from flask_idempotency.lifecycle import Diagnosis, RecordView
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-def _batch_options(command: F) -> F:
+def batch_options(command: F) -> F:
+    """Add the options of what changes many rows."""
     for option in (
         click.option(
             "--batch-size",
             type=click.IntRange(min=1, max=maintenance.MAX_BATCH_SIZE),
             default=maintenance.BATCH_SIZE,
             show_default=True,
-            help="Records of one transaction.",
+            help="Rows of one transaction.",
         ),
         click.option("--dry-run", is_flag=True, help="Only count."),
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
@@ -98,15 +96,8 @@ def _unquoted(header: str) -> str:
         raise click.UsageError(str(error.description)) from error
 
 
-def _age(_context: click.Context, _option: Any, seconds: float | None) -> float | None:
-    try:
-        return seconds if seconds is None else seconds_of(seconds, minimum=0)
-    except ValueError as error:
-        raise click.BadParameter(f"must be {error}.") from error
-
-
 @click.command()
-@_batch_options
+@batch_options
 @with_appcontext
 @clear_errors
 def expire(*, yes: bool, as_json: bool, dry_run: bool, batch_size: int) -> None:
@@ -122,7 +113,7 @@ def expire(*, yes: bool, as_json: bool, dry_run: bool, batch_size: int) -> None:
     due = store.count_expirable()
     done = 0
     if not dry_run and due and confirmed(f"Mark {due} records as expired?", yes=yes):
-        with _progress(due, "Expiring") as bar:
+        with progress(due, "Expiring") as bar:
             done = maintenance.expire(store, bar.update, batch_size=batch_size)
     report = {
         "dry_run": dry_run,
@@ -130,7 +121,7 @@ def expire(*, yes: bool, as_json: bool, dry_run: bool, batch_size: int) -> None:
         "expired": done,
         "outcome_unknown": store.count_unknown_outcomes(past_expiry=True),
     }
-    _print_report(
+    print_report(
         report,
         f"{'Would expire' if dry_run else 'Expired'} {due if dry_run else done} of "
         "{due} due records; {outcome_unknown} with an unknown outcome left alone.",
@@ -139,11 +130,11 @@ def expire(*, yes: bool, as_json: bool, dry_run: bool, batch_size: int) -> None:
 
 
 @click.command()
-@_batch_options
+@batch_options
 @click.option(
     "--older-than",
     type=float,
-    callback=_age,
+    callback=age,
     metavar="SECONDS",
     help="Time since the end of the key's life. [default: IDEMPOTENCY_RETENTION]",
 )
@@ -175,7 +166,7 @@ def purge(
     due = store.count_purgeable(**chosen)
     done = 0
     if not dry_run and due and confirmed(f"Delete {due} records?", yes=yes):
-        with _progress(due, "Purging") as bar:
+        with progress(due, "Purging") as bar:
             done = maintenance.purge(store, bar.update, batch_size=batch_size, **chosen)
     report = {"dry_run": dry_run, "due": due, "purged": done}
     sentence = (
@@ -183,7 +174,7 @@ def purge(
         if dry_run
         else "Purged {purged} of {due} due records."
     )
-    _print_report(report, sentence, as_json=as_json)
+    print_report(report, sentence, as_json=as_json)
 
 
 @click.command()
@@ -253,11 +244,11 @@ def _diagnosis_report(diagnosis: Diagnosis) -> dict[str, Any]:
         "steps": _steps_report(diagnosis.diagnosis, record),
         "record_id": record and str(record.id),
         "operation_id": record and str(record.operation_id),
-        "created_at": record and _instant(record.created_at),
-        "completed_at": record and _instant(record.completed_at),
-        "effects_committed_at": record and _instant(record.effects_committed_at),
-        "locked_until": record and _instant(record.locked_until),
-        "expires_at": record and _instant(record.expires_at),
+        "created_at": record and instant(record.created_at),
+        "completed_at": record and instant(record.completed_at),
+        "effects_committed_at": record and instant(record.effects_committed_at),
+        "locked_until": record and instant(record.locked_until),
+        "expires_at": record and instant(record.expires_at),
     }
 
 
@@ -299,36 +290,3 @@ def _steps_report(
         }
         for step in record.all_steps
     ]
-
-
-def printable(text: str) -> str:
-    """Keep a stored body from steering the terminal, or from faking a line."""
-    return text if text.isprintable() else text.encode("unicode_escape").decode()
-
-
-def _instant(value: datetime | None) -> str | None:
-    return value.isoformat() if value else None
-
-
-def checked(name: str, value: str | None) -> str | None:
-    """Return a part of a scope, or say what is wrong with it."""
-    try:
-        return value if value is None else check_text(name, value, SCOPE_LENGTHS[name])
-    except ValueError as error:
-        raise click.UsageError(f"{error}.") from error
-
-
-def confirmed(question: str, *, yes: bool) -> bool:
-    """Ask on stderr, unless the answer was given."""
-    # click 8.1 sends a blank to stdout, which belongs to the report alone.
-    with contextlib.redirect_stdout(sys.stderr):
-        return yes or click.confirm(question, err=True)
-
-
-def _progress(length: int, label: str) -> Any:
-    return click.progressbar(length=length, label=label, file=sys.stderr)
-
-
-def _print_report(report: dict[str, Any], sentence: str, *, as_json: bool) -> None:
-    text = json.dumps(report, sort_keys=True) if as_json else sentence.format(**report)
-    click.echo(text)

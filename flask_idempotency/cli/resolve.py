@@ -21,7 +21,8 @@ from flask_idempotency.ops import settlement
 from flask_idempotency.state import get_state
 
 from .errors import clear_errors
-from .records import confirmed, printable, scope_options
+from .output import confirmed, printable
+from .records import scope_options
 
 if TYPE_CHECKING:
     from flask_idempotency.lifecycle import Diagnosis

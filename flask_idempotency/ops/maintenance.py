@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from flask_idempotency.lifecycle import DeliveryState
+    from flask_idempotency.outbox import Deliveries
     from flask_idempotency.store import IdempotencyStore
 
     Progress = Callable[[int], object]
@@ -69,6 +71,53 @@ def purge(
             older_than_seconds=older_than_seconds,
             tenant_id=tenant_id,
             user_id=user_id,
+        ),
+        progress,
+    )
+
+
+def retry_deliveries(
+    deliveries: Deliveries, state: DeliveryState, **chosen: str | None
+) -> int:
+    """
+    Have every failed or dead delivery published again, batch by batch.
+
+    Args:
+        deliveries: The application's.
+        state: ``failed`` or ``dead``.
+        chosen: Values of ``kind``, ``name``, ``tenant_id``, ``task_id``.
+
+    Returns:
+        How many deliveries were moved.
+    """
+    return _in_batches(
+        lambda: deliveries.retry(state, limit=BATCH_SIZE, **chosen), lambda _count: None
+    )
+
+
+def purge_deliveries(
+    deliveries: Deliveries,
+    progress: Progress,
+    *,
+    batch_size: int = BATCH_SIZE,
+    older_than_seconds: float | None = None,
+) -> int:
+    """
+    Delete the deliveries that ended long ago, batch by batch.
+
+    Args:
+        deliveries: The application's.
+        progress: Called with the number of deliveries of each batch.
+        batch_size: Deliveries of one transaction.
+        older_than_seconds: Time since their end; the application's retention if not
+            given.
+
+    Returns:
+        How many deliveries were deleted.
+    """
+    return _in_batches(
+        lambda: deliveries.purge(
+            limit=batch_size, older_than_seconds=older_than_seconds
         ),
         progress,
     )

@@ -378,7 +378,7 @@ def test_own_record_class_works_end_to_end(
         custom.db.create_all()
         tables = inspect(custom.db.engine).get_table_names()
         constraints = inspect(custom.db.engine).get_unique_constraints("api_calls")
-    assert set(tables) == {"api_calls", "api_calls_lease"}
+    assert set(tables) == {"api_calls", "api_calls_lease", "api_calls_delivery"}
     assert [c["name"] for c in constraints] == ["uq_api_calls_scope"]
     assert replayed(*(post(custom.app) for _ in range(3)))
     assert custom.runs == [1]
