@@ -203,7 +203,8 @@ def _delivery_columns(table_name: str) -> tuple[Any, ...]:
         CheckConstraint(f"state IN ({states})", name=conv(f"ck_{table_name}_state")),
         # `ended_at` is NULL: the due ones in their order; else: those to purge.
         Index(conv(f"ix_{table_name}_due_at"), "ended_at", "due_at"),
-        Index(conv(f"ix_{table_name}_record_id"), "record_id"),
+        # With both columns, or SQLite looks at all open ones for each record to purge.
+        Index(conv(f"ix_{table_name}_record_id"), "record_id", "ended_at"),
     )
 
 

@@ -176,7 +176,9 @@ class DeliveryStatements:
         condition = columns.ended_at <= long_ago
         chosen = columns.id.in_(self._ids())
         gone = delete(self._table).where(chosen, condition)
-        return self._counted(condition), self._lock(condition), gone
+        # In the order of the index, or PostgreSQL may scan the table for a batch.
+        lock = self._lock(condition).order_by(columns.ended_at)
+        return self._counted(condition), lock, gone
 
     def _bind(self, column: str) -> ColumnElement[Any]:
         return bindparam(f"b_{column}", type_=self._table.c[column].type)

@@ -168,7 +168,7 @@ def create_idempotency_delivery() -> None:
     op.create_index(
         op.f("ix_idempotency_delivery_record_id"),
         "idempotency_delivery",
-        ["record_id"],
+        ["record_id", "ended_at"],
     )
 
 

@@ -11,9 +11,12 @@ from sqlalchemy import text
 from flask_idempotency.lifecycle import DeliveryState
 from flask_idempotency.outbox import Delivery, Report
 from flask_idempotency.outbox.deliveries import MAX_PUBLISHES
+from tests.databases import Database
 from tests.outbox import KIND, NAME, Outbox
+from tests.shop import statements_sent
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.shop import Shop
@@ -429,6 +432,41 @@ def test_a_record_outlives_its_open_deliveries(outbox: Outbox) -> None:
         assert store.purge(limit=10, older_than_seconds=0) == 0
         assert outbox.end("t1", DeliveryState.DONE)
         assert store.purge(limit=10, older_than_seconds=0) == 1
+
+
+def test_no_batch_looks_at_every_delivery(quick_outbox: Outbox) -> None:
+    """Dispatchers and both purges find their rows by an index."""
+    shop = quick_outbox.shop
+    with shop.app.app_context(), statements_sent() as sent:
+        quick_outbox.deliveries.claim_due(10, [KIND])
+        quick_outbox.deliveries.purge(limit=10)
+        shop.idempotency.store.purge(limit=10)
+    queries = [statement for statement in sent if statement.startswith("SELECT")]
+    plans = []
+    with shop.app.app_context(), shop.db.engine.connect() as connection:
+        for query in queries:
+            unbound = (1,) * query.count("?")
+            rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", unbound)
+            plans.append(" ".join(row.detail for row in rows))
+    used = (
+        "due_at (ended_at=? AND due_at<?)",
+        "due_at (ended_at<?)",
+        "record_id=? AND",
+    )
+    assert len(plans) == len(used)
+    for plan, index in zip(plans, used, strict=True):
+        assert index in plan
+        assert "SCAN idempotency" not in plan
+
+
+def test_a_database_in_memory(open_shop: Callable[..., Shop], tmp_path: Path) -> None:
+    """Where there is one connection for all, a delivery takes the same way."""
+    shop = open_shop(Database("sqlite", "sqlite://"))
+    outbox = Outbox(shop, tmp_path / "books")
+    outbox.add("t1", repeatable=True)
+    assert outbox.dispatch() == Report(published=1)
+    assert outbox.end("t1", DeliveryState.DONE)
+    assert outbox.state() == "done"
 
 
 @pytest.mark.parametrize(
