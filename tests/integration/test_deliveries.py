@@ -359,6 +359,17 @@ def test_an_expired_dead_letter_stays_dead(outbox: Outbox) -> None:
         assert outbox.deliveries.retry(DeliveryState.DEAD, limit=10) == 0
 
 
+def test_what_has_succeeded_cannot_be_retried(quick_outbox: Outbox) -> None:
+    """Only what failed or was given up is published once more."""
+    quick_outbox.add("t1")
+    quick_outbox.end("t1", DeliveryState.DONE)
+    with (
+        quick_outbox.shop.app.app_context(),
+        pytest.raises(ValueError, match="'done' cannot be retried"),
+    ):
+        quick_outbox.deliveries.retry(DeliveryState.DONE, limit=1)
+
+
 def fill(outbox: Outbox) -> None:
     """Leave a delivery in every state, each as old as can be."""
     for end in ENDS:

@@ -143,6 +143,19 @@ def test_the_writer_publishes_first(outbox: Outbox) -> None:
     assert (report, outbox.state()) == (Report(published=1), "published")
 
 
+def test_a_stop_hands_back_what_is_claimed(outbox: Outbox) -> None:
+    """A delivery that was not tried is due at once for others, on every database."""
+    outbox.add("t1")
+    stop = threading.Event()
+    stop.set()
+    with outbox.shop.app.app_context():
+        state = get_state()
+        dispatcher = Dispatcher(state.deliveries, state.publishers)
+        assert dispatcher.run_once(stop=stop) == Report(released=1)
+    assert outbox.books.published == []
+    assert outbox.dispatch() == Report(published=1)
+
+
 class Signalling(Books):
     """A publisher in whose first publishing the process is told to stop."""
 
