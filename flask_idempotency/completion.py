@@ -96,7 +96,8 @@ class Completion:
                 else:
                     stored, result = self._conduct_inside(call, work)
         except BaseException as error:  # raised again, or told by a lost lease
-            self._recording.record_exception(call, error)
+            leaves = work.leaves and work.leaves(error)
+            self._recording.record_exception(call, error, leaves)
             if call.lost and isinstance(error, Exception):
                 raise LeaseLost from error  # a late owner's exception is no answer
             raise

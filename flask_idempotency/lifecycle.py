@@ -224,6 +224,7 @@ class Claim:
             an expired key is reused.
         owner_token: Proof of ownership; every UPDATE of an owner repeats it.
         attempt: 1 for the first run of the operation.
+        retries: Of a task: which of its tries it has come to, 0 for the first.
     """
 
     record_id: uuid.UUID
@@ -234,6 +235,7 @@ class Claim:
     #: Life of the key in seconds, counted from the first claim.
     ttl_seconds: float
     attempt: int = 1
+    retries: int = 0
     task_id: str | None = None
     outbox_event_id: str | None = None
     #: The steps of the operation so far, also those of earlier attempts.
@@ -285,6 +287,24 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Retried:
+    """
+    The end of a task's run after which another message runs it again.
+
+    Attributes:
+        retries: Those of that message.
+        request_hash: Of its arguments.
+        after_effects: Whether it may follow what this run has committed.
+        otherwise: What is recorded where it may not.
+    """
+
+    retries: int
+    request_hash: str
+    after_effects: bool
+    otherwise: Failure
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecordView:
     """A record as it was read, with the database's view of its times."""
 
@@ -299,6 +319,8 @@ class RecordView:
     task_id: str | None
     outbox_event_id: str | None
     failure: str | None
+    #: Of a task that is tried again: the retries of the message that does so.
+    retries: int | None = None
     #: Who settled its unknown outcome, and why.
     resolved_by: str | None = None
     resolved_reason: str | None = None

@@ -100,6 +100,7 @@ class IdempotencyRecordMixin:
     owner_token: Mapped[uuid.UUID | None] = mapped_column(_UUID)
     version: Mapped[int] = mapped_column(Integer)
     attempts: Mapped[int] = mapped_column(Integer)
+    retries: Mapped[int | None] = mapped_column(Integer)
     response_code: Mapped[int | None] = mapped_column(Integer)
     response_headers: Mapped[bytes | None] = mapped_column(_BYTES)
     response_body: Mapped[bytes | None] = mapped_column(_BYTES)

@@ -13,7 +13,14 @@ from . import failpoints
 from .exceptions import IdempotencyError, IdempotencyHTTPException
 from .ledger import hold
 from .lifecycle import Failure, first_open
-from .unit_of_work import Effect, Release, can_commit, roll_back, write_ending
+from .unit_of_work import (
+    Effect,
+    HandedBack,
+    Release,
+    can_commit,
+    roll_back,
+    write_ending,
+)
 from .work import failure_of
 
 if TYPE_CHECKING:
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.orm import Session
 
-    from .lifecycle import Claim, StoredResponse
+    from .lifecycle import Claim
     from .store import IdempotencyStore
     from .unit_of_work import Call, Ending
 
@@ -87,12 +94,22 @@ class Recording:
             return True
         return write_ending(self._store, claim, unreleased(ending, claim))
 
-    def record_exception(self, call: Call, error: BaseException) -> None:
-        """Record an exception that goes on; never replace it by one of ours."""
-        failure = failure_of(error)
-        retryable = isinstance(error, IdempotencyHTTPException) and error.retryable
+    def record_exception(
+        self, call: Call, error: BaseException, leaves: Ending | None = None
+    ) -> None:
+        """
+        Record an exception that goes on; never replace it by one of ours.
+
+        Args:
+            call: The call that it ends.
+            error: The exception.
+            leaves: What is recorded of it, if it is no failure.
+        """
+        ending = leaves or failure_of(error)
+        if isinstance(error, IdempotencyHTTPException) and error.retryable:
+            ending = Release(failure_of(error))
         if call.host is not None:
-            hand_over(call, Release(failure) if retryable else failure)
+            hand_over(call, ending)
             return
         call.session = self._session()
         roll_back(call.session)
@@ -102,25 +119,25 @@ class Recording:
                 return
             self.note_escaped(call)
             failpoints.reach("before_outcome")
-            call.lost = not self._write_failure(call, failure, retryable=retryable)
+            call.lost = not self._write_exception(call, ending)
             failpoints.reach("after_outcome")
         except Exception:  # the handler's own goes on, and the lease decides
             log.exception("The failure of a guarded call could not be recorded.")
 
-    def _write_failure(self, call: Call, failure: Failure, *, retryable: bool) -> bool:
+    def _write_exception(self, call: Call, ending: Ending) -> bool:
         """Write what an exception leaves, and tell whether the record was ours."""
         claim = cast("Claim", call.claim)
         if call.recovering:
             return self._store.hand_back(claim)
-        if retryable and self._store.release(claim):
-            return True
+        if not isinstance(ending, Release) or call.partly_committed:
+            return write_ending(self._store, claim, ending)
         # The client may come back, and gets the results of the steps that have run.
-        if retryable and not call.partly_committed and first_open(claim.steps) is None:
-            return self._store.hand_back(claim, attempts=1)
-        return self._store.mark_failed(claim, failure)
+        idle = first_open(claim.steps) is None
+        kept = HandedBack() if idle else ending.otherwise
+        return self._store.release(claim) or write_ending(self._store, claim, kept)
 
 
-def unreleased(ending: Ending, claim: Claim | None) -> StoredResponse | Failure:
+def unreleased(ending: Ending, claim: Claim | None) -> Ending:
     """Return what is recorded of a call of which a part stays."""
     if not isinstance(ending, Release):
         return ending

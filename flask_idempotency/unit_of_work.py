@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from .lifecycle import Failure, StoredResponse
+from .lifecycle import Failure, Retried, StoredResponse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,8 +48,13 @@ class Release:
     otherwise: StoredResponse | Failure
 
 
-#: What a commit writes as the outcome of a call.
-Ending = StoredResponse | Failure | Release
+@dataclass(frozen=True)
+class HandedBack:
+    """The ending of a call that says nothing: the next request makes it again."""
+
+
+#: What is written as the outcome of a call.
+Ending = StoredResponse | Failure | Release | Retried | HandedBack
 
 
 class Effect(Enum):
@@ -262,6 +267,12 @@ def write_ending(
         if store.release(claim, connection=connection):
             return True
         ending = ending.otherwise
+    if isinstance(ending, Retried):
+        if store.postpone(claim, ending, connection=connection):
+            return True
+        ending = ending.otherwise
+    if isinstance(ending, HandedBack):
+        return store.hand_back(claim, attempts=1, connection=connection)
     if isinstance(ending, Failure):
         return store.mark_failed(claim, ending, connection=connection)
     return store.mark_succeeded(claim, ending, connection=connection)

@@ -58,6 +58,7 @@ class Work(Generic[R]):
         admit: Raises what a duplicate gets that may not, or cannot, have the stored
             answer.
         recover: Finds the result of a call whose outcome is unknown, or ``None``.
+        leaves: What is recorded of an exception that is no failure, else ``None``.
     """
 
     handler: Callable[[], R]
@@ -66,6 +67,7 @@ class Work(Generic[R]):
     releases: Callable[[R], bool]
     admit: Callable[[Answer[R]], None]
     recover: Callable[[RecordView], R | None] | None = None
+    leaves: Callable[[BaseException], Ending | None] | None = None
 
     def ending(self, stored: StoredResponse, result: R) -> Ending:
         """Return what is recorded of a result."""

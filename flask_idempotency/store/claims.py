@@ -282,6 +282,7 @@ def claimed(claim: Claim, record: RecordView) -> Claim:
         record_id=record.id,
         operation_id=record.operation_id,
         attempt=record.attempts,
+        retries=record.retries or 0,
         task_id=record.task_id,
         outbox_event_id=record.outbox_event_id,
         steps=record.all_steps,

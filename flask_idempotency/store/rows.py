@@ -23,6 +23,7 @@ def record_of(row: Row[Any]) -> RecordView:
         status=Status(row.status),
         owner_token=row.owner_token,
         attempts=row.attempts,
+        retries=row.retries,
         response=_response(row),
         task_id=text_of(row.task_id),
         outbox_event_id=text_of(row.outbox_event_id),

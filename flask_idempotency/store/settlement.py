@@ -18,7 +18,13 @@ from .queries import Queries
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from flask_idempotency.lifecycle import Claim, RecordView, Resolution, Scope
+    from flask_idempotency.lifecycle import (
+        Claim,
+        RecordView,
+        Resolution,
+        Retried,
+        Scope,
+    )
 
 
 class Settlement(Claims, Queries):
@@ -41,20 +47,46 @@ class Settlement(Claims, Queries):
         record = self._move(lock, update, parameters, None)
         return claimed(claim, record) if record else None
 
-    def hand_back(self, claim: Claim, *, attempts: int = 0) -> bool:
+    def hand_back(
+        self,
+        claim: Claim,
+        *,
+        attempts: int = 0,
+        connection: Connection | None = None,
+    ) -> bool:
         """
         Give a call up, so that the next request may try: ``processing``, lapsed.
 
         Args:
             claim: The owner's claim.
             attempts: How many do not count as such.
+            connection: A transaction of which it becomes a part.
 
         Returns:
             Whether the record still belonged to the claim.
         """
         return self._owned_update(
-            self._sql.hand_back, claim, {"b_spent": attempts}, None
+            self._sql.hand_back, claim, {"b_spent": attempts}, connection
         )
+
+    def postpone(
+        self, claim: Claim, retry: Retried, *, connection: Connection | None = None
+    ) -> bool:
+        """
+        Leave a task to its next message: ``processing``, lapsed.
+
+        A message with fewer retries is a stale copy from now on.
+
+        Returns:
+            Whether that was done; not once a part of it is durable, unless the task
+            allows for that, and not with an open step.
+        """
+        values = {
+            "b_retries": retry.retries,
+            "b_request_hash": self.dialect.bind_text(retry.request_hash),
+        }
+        statement = self._sql.postpone[retry.after_effects]
+        return self._owned_update(statement, claim, values, connection)
 
     def resolve(
         self, scope: Scope, resolution: Resolution, *, force: bool = False

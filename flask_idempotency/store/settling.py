@@ -38,6 +38,14 @@ class SettlingStatements(Statements):
         return and_(self._any_of(UNKNOWN), self._same())
 
     @cached_property
+    def postpone(self) -> dict[bool, Update]:
+        """Leaves a task to its next message; for whether that may follow effects."""
+        return {
+            True: self._postpone(self._table.c.open_step.is_(None)),
+            False: self._postpone(self._no_effects()),
+        }
+
+    @cached_property
     def resolvable(self) -> dict[bool, Resolvable]:
         """For whether a call that still has its lease is settled, too."""
         return {
@@ -83,6 +91,16 @@ class SettlingStatements(Statements):
                 owner_token=null(),
                 locked_until=self._dialect.now(),
             )
+        )
+
+    def _postpone(self, allowed: ColumnElement[bool]) -> Update:
+        """Leave a task to its next message, whose run is one of its own."""
+        return self.hand_back.where(allowed).values(
+            retries=self._bind("retries"),
+            request_hash=self._bind("request_hash"),
+            # What is counted is crashes, and this is none.
+            attempts=0,
+            effects_committed_at=null(),
         )
 
     def _resolvable(self, *, force: bool) -> ColumnElement[bool]:

@@ -291,6 +291,7 @@ class Statements(Conditions):
                     columns.outbox_event_id,
                     anew(self._bind("outbox_event_id"), "outbox_event_id"),
                 ),
+                (columns.retries, anew(null(), "retries")),
                 (columns.steps, anew(null(), "steps")),
                 (columns.open_step, anew(null(), "open_step")),
                 (columns.created_at, anew(self._dialect.now(), "created_at")),

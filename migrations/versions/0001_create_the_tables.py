@@ -72,6 +72,7 @@ def create_idempotency_record() -> None:
         sa.Column("owner_token", UUID, nullable=True),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("retries", sa.Integer(), nullable=True),
         sa.Column("response_code", sa.Integer(), nullable=True),
         sa.Column("response_headers", LONG_BYTES, nullable=True),
         sa.Column("response_body", LONG_BYTES, nullable=True),

@@ -21,9 +21,10 @@ from hypothesis.stateful import (
 from sqlalchemy import select
 
 from flask_idempotency import Claim, Failure, Resolution, Status, StoredResponse
+from flask_idempotency.lifecycle import Retried
 from tests.conftest import SAMPLE
 
-from .clients import ACCOUNTS, KEYS, Clients, flags, keys, leases
+from .clients import ACCOUNTS, KEYS, Clients, flags, hashes, keys, leases
 from .model import AGE, AGES, LEASE, LIFE, MAX_ATTEMPTS, Record
 
 if TYPE_CHECKING:
@@ -67,6 +68,22 @@ class StoreMachine(Clients):
         self.take(record, claim, lease)
         self.model.recoveries.add(claim.owner_token)
         return claim
+
+    @rule(claim=Clients.owners, request_hash=hashes)
+    def postpone(self, *, claim: Claim, request_hash: str) -> None:
+        """Leave a task to its next message, which nothing durable may precede."""
+        owned = self.model.owned(claim)
+        retried = Retried(
+            retries=1,
+            request_hash=request_hash,
+            after_effects=False,
+            otherwise=Failure(reason="retried"),
+        )
+        done = owned is not None and not owned.effects
+        assert self.store.postpone(claim, retried) is done
+        if owned is not None and done:
+            owned.token, owned.lease_ends = None, self.model.now
+            owned.request_hash, owned.attempts = request_hash, 0
 
     @rule(
         key=keys,
