@@ -30,7 +30,7 @@ from .store.dialects import dialect_for, dialect_of
 from .unit_of_work import current_call, current_transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from flask import Flask
     from flask_sqlalchemy import SQLAlchemy
@@ -55,6 +55,22 @@ class Loaders:
     user_id: Callable[[], str | None] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """
+    One thing to know of a set-up.
+
+    Attributes:
+        code: Its name, for scripts.
+        message: What it is and what to do.
+        is_problem: Something is to be done; otherwise it is only good to know.
+    """
+
+    code: str
+    message: str
+    is_problem: bool = False
+
+
 @dataclass(kw_only=True)
 class IdempotencyState:
     """
@@ -68,6 +84,7 @@ class IdempotencyState:
         loaders: Who is calling.
         noted: Endpoints of which the log has said that they ignore keys.
         publishers: Who publishes the deliveries of each kind.
+        checks: What ``doctor`` asks besides, of packages that build on this one.
     """
 
     app: Flask
@@ -77,6 +94,7 @@ class IdempotencyState:
     loaders: Loaders
     noted: set[str] = field(default_factory=set)
     publishers: dict[str, Publisher] = field(default_factory=dict)
+    checks: list[Callable[[], Iterable[Finding]]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _guard: IdempotencyMutationGuard | None = None
     _store: IdempotencyStore | None = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flask_idempotency.exceptions import IdempotencyStoreUnavailable
 from flask_idempotency.explain import short_lease
+from flask_idempotency.state import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,22 +21,6 @@ NOT_FENCED = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """
-    One thing to know of a set-up.
-
-    Attributes:
-        code: Its name, for scripts.
-        message: What it is and what to do.
-        is_problem: Something is to be done; otherwise it is only good to know.
-    """
-
-    code: str
-    message: str
-    is_problem: bool = False
-
-
 def examine(state: IdempotencyState) -> list[Finding]:
     """
     Look at the set-up of an application, and at its database.
@@ -47,7 +31,8 @@ def examine(state: IdempotencyState) -> list[Finding]:
     Returns:
         Problems first.
     """
-    findings = [*_engines(state), *_database(state)]
+    others = (finding for check in state.checks for finding in check())
+    findings = [*_engines(state), *_database(state), *others]
     return sorted(findings, key=lambda finding: not finding.is_problem)
 
 

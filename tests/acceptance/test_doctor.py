@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flask_idempotency.state import Finding, IdempotencyState
 from tests.databases import Database, sqlite_database
 from tests.integration.test_binds import Separate
 
@@ -53,6 +54,14 @@ def test_missing_table_is_a_problem(shop: Shop) -> None:
         shop.db.drop_all()
     assert codes(shop, 1) == [("store_unavailable", True)]
     assert "flask db upgrade" in run(shop.app, "doctor").stdout
+
+
+def test_checks_of_other_packages(shop: Shop) -> None:
+    """What builds on this package has its own findings shown here."""
+    problem = Finding(code="other", message="Something else.", is_problem=True)
+    state: IdempotencyState = shop.app.extensions["idempotency"]
+    state.checks.append(lambda: [problem])
+    assert codes(shop, 1) == [("other", True)]
 
 
 def test_other_binds_are_noted(open_shop: Callable[..., Shop], tmp_path: Path) -> None:
