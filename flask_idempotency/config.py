@@ -35,6 +35,7 @@ class Config:
     """
 
     ttl_seconds: float = _setting(86400.0, settings.seconds_of, "TTL")
+    task_ttl_seconds: float = _setting(604800.0, settings.seconds_of, "TASK_TTL")
     lease_seconds: float = _setting(30.0, settings.seconds_of, "LEASE")
     retention_seconds: float = _setting(
         604800.0, settings.seconds_from_zero, "RETENTION"

@@ -17,6 +17,7 @@ NAN, INFINITE = float("nan"), float("inf")
 
 DEFAULTS = {
     "ttl_seconds": 86400.0,
+    "task_ttl_seconds": 604800.0,
     "lease_seconds": 30.0,
     "retention_seconds": 604800.0,
     "header": "Idempotency-Key",
@@ -71,6 +72,7 @@ GOOD: list[tuple[str, Any, str, Any]] = [
     ("TTL", 1, "ttl_seconds", 1.0),
     ("TTL", 0x15180, "ttl_seconds", 86400.0),
     ("TTL", timedelta(days=2), "ttl_seconds", 172800.0),
+    ("TASK_TTL", 3600, "task_ttl_seconds", 3600.0),
     ("LEASE", 1.5, "lease_seconds", 1.5),
     ("LEASE", timedelta(seconds=1), "lease_seconds", 1.0),
     ("LEASE", timedelta(milliseconds=1500), "lease_seconds", 1.5),
@@ -110,6 +112,10 @@ GOOD: list[tuple[str, Any, str, Any]] = [
 BAD: dict[str, tuple[list[Any], str]] = {
     "TTL": (
         [*NO_DURATION, 0, 0.0, 0.999, timedelta(0)],
+        "a duration of 1 s or more, in seconds or as timedelta",
+    ),
+    "TASK_TTL": (
+        [*NO_DURATION, 0],
         "a duration of 1 s or more, in seconds or as timedelta",
     ),
     "LEASE": (
