@@ -18,6 +18,7 @@ import pytest
 from flask import Flask
 
 from . import pooler
+from .brokers import BROKERS, broker_absence
 from .databases import NAMES, SERVERS, Database, Server, sqlite_database
 from .shop import Shop
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-_ABSENT = pytest.StashKey[dict[str, str]]()
+ABSENT = pytest.StashKey[dict[str, str]]()
 #: Rounds of a slow proof that every run of the tests plays.
 SAMPLE = 1
 
@@ -40,8 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Look once which servers answer."""
     found = {name: Server(name).absence() for name in SERVERS}
+    found |= {name: broker_absence(name) for name in BROKERS}
     absent = {name: reason for name, reason in found.items() if reason}
-    config.stash[_ABSENT] = absent
+    config.stash[ABSENT] = absent
     if absent and os.environ.get("CI") == "true":
         raise pytest.UsageError("\n".join(absent.values()))
 
@@ -72,7 +74,7 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Say in one line per server what was not tested."""
-    for reason in config.stash[_ABSENT].values():
+    for reason in config.stash[ABSENT].values():
         terminalreporter.write_line(f"SKIPPED: {reason}", yellow=True)
     if pooler.PROGRAM is None:
         terminalreporter.write_line(f"SKIPPED: {pooler.ABSENT}", yellow=True)
@@ -104,7 +106,7 @@ def database(
     name: str = request.param
     if name == "sqlite":
         return sqlite_database(tmp_path)
-    if name in request.config.stash[_ABSENT]:
+    if name in request.config.stash[ABSENT]:
         pytest.skip(f"{name} is absent")
     server = Server(name)
     if name in server_databases:

@@ -119,7 +119,8 @@ class Hook:
         self._view: socket.socket | None = None
 
     def process(self) -> int:
-        """Wait until the view runs, and return the number of its process."""
+        """Wait until the view runs (again), and return the number of its process."""
+        self._hang_up()
         self._view, _address = self._listener.accept()
         self._view.settimeout(TIMEOUT_SECONDS)
         return int(self._view.makefile().readline())
@@ -132,6 +133,9 @@ class Hook:
     def close(self) -> None:
         """Close the connections."""
         self._listener.close()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         if self._view is not None:
             self._view.close()
 
