@@ -21,7 +21,6 @@ from kombu.utils import json as message_json
 from flask_idempotency import Failure, Scope, Status, fingerprint
 from flask_idempotency.answers import refuse_without_body
 from flask_idempotency.codec import ResultCodec
-from flask_idempotency.completion import CallOptions, Work, failure_of
 from flask_idempotency.exceptions import (
     IdempotencyConfigError,
     IdempotencyHTTPException,
@@ -34,6 +33,7 @@ from flask_idempotency.lifecycle import Retried, StoredResponse, first_open
 from flask_idempotency.settings import seconds_of
 from flask_idempotency.state import get_state
 from flask_idempotency.unit_of_work import HandedBack, Release, current_call
+from flask_idempotency.work import CallOptions, Work, failure_of
 
 from .errors import OutcomeUnknown, RetryAfterEffects
 
