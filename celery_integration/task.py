@@ -136,7 +136,7 @@ class IdempotentTask(Task):
                     "and not finished, so nobody knows whether it took effect. Declare "
                     "the step repeatable=True if the other side honours its key."
                 )
-            if call.committed and not self.idempotency_retry_after_effects:
+            if call.partly_committed and not self.idempotency_retry_after_effects:
                 raise RetryAfterEffects(
                     f"Task '{self.name}' cannot be retried: it has committed a part, "
                     "which the next run would do again. Let the task be atomic, or set "

@@ -42,6 +42,7 @@ _RECORD_COLUMNS = (
     "status",
     "owner_token",
     "attempts",
+    "retries",
     "response_code",
     "response_headers",
     "response_body",
