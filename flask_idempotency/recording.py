@@ -133,7 +133,7 @@ class Recording:
             return write_ending(self._store, claim, ending)
         # The client may come back, and gets the results of the steps that have run.
         idle = first_open(claim.steps) is None
-        kept = HandedBack() if idle else ending.otherwise
+        kept = HandedBack(attempts=1) if idle else ending.otherwise
         return self._store.release(claim) or write_ending(self._store, claim, kept)
 
 

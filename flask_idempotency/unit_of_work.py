@@ -50,7 +50,14 @@ class Release:
 
 @dataclass(frozen=True)
 class HandedBack:
-    """The ending of a call that says nothing: the next request makes it again."""
+    """
+    The ending of a call that says nothing: the next request makes it again.
+
+    Attributes:
+        attempts: How many do not count as such.
+    """
+
+    attempts: int = 0
 
 
 #: What is written as the outcome of a call.
@@ -272,7 +279,7 @@ def write_ending(
             return True
         ending = ending.otherwise
     if isinstance(ending, HandedBack):
-        return store.hand_back(claim, attempts=1, connection=connection)
+        return store.hand_back(claim, attempts=ending.attempts, connection=connection)
     if isinstance(ending, Failure):
         return store.mark_failed(claim, ending, connection=connection)
     return store.mark_succeeded(claim, ending, connection=connection)
