@@ -31,7 +31,7 @@ CONNECTION = "flask_idempotency_connection"
 OTHERS = "flask_idempotency_other_connections"
 _SAVEPOINT = re.compile(
     START + r"(SAVEPOINT|RELEASE|ROLLBACK)\s+(?:(?:WORK|TRANSACTION)\s+)?"
-    r"(?:TO\s+)?(?:SAVEPOINT\s+)?[`\"]?(\w+)",
+    r"(?:TO\s+)?(?:SAVEPOINT\s+)?(`[^`]+`|\"[^\"]+\"|\w+)",
     re.IGNORECASE | re.DOTALL,
 )
 _ROLLBACK = re.compile(
@@ -78,7 +78,7 @@ class Ledger:
         found = _SAVEPOINT.match(statement)
         if found is None:
             return
-        verb, name = found[1].upper(), found[2].lower()
+        verb, name = found[1].upper(), found[2].strip('`"').lower()
         if verb == "SAVEPOINT":
             self.savepoints.append(name)
         elif name in self.savepoints:
