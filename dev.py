@@ -24,8 +24,7 @@ if sys.version_info < (3, 10):  # noqa: UP036 - who has such a Python is told so
 
 ROOT = Path(__file__).resolve().parent
 PYTHON = "Scripts/python.exe" if os.name == "nt" else "bin/python"
-# Two for each core: half of the time a test waits for a database's disk.
-ALL_CORES = ("--numprocesses", str(2 * (os.cpu_count() or 1)))
+ALL_CORES = ("--numprocesses", "auto")
 DEMO = ("-m", "flask", "--app", "example_app", "demo")
 LINT = "import importlinter.cli as c; c.lint_imports_command()"
 CHECKS = {
