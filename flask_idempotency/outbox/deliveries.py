@@ -12,6 +12,7 @@ All SQL on deliveries: each method is one move or one question.
 from __future__ import annotations
 
 import random
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import IntegrityError
@@ -67,9 +68,13 @@ class Deliveries:
     ) -> None:
         self._table = delivery_table(record_table)
         self._dialect = dialect
-        self._sql = DeliveryStatements(self._table, dialect)
         self._runner = Runner(dialect, connections, self._table.name)
         self._config = config
+
+    @cached_property
+    def _sql(self) -> DeliveryStatements:
+        """Built at first use: most processes of an application send no messages."""
+        return DeliveryStatements(self._table, self._dialect)
 
     def add(
         self,
