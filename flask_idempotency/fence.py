@@ -21,6 +21,7 @@ from .ledger import (
     has_written,
     ledger_in_call,
     ledger_of,
+    refuse,
     start,
 )
 from .unit_of_work import FORGOTTEN, Effect, current_call, write_ending
@@ -167,8 +168,8 @@ class _Fence(TransactionListener):
                 self._report_late(connection)
             return
         ledger = ledger_in_call(connection)
-        self._refuse_forgotten(current, connection, ledger)
-        self._refuse_second_commit(current, connection, ledger)
+        self._refuse_forgotten(current, connection)
+        self._refuse_second_commit(current, connection)
         if self._store.dialect.is_aborted(connection):
             ledger.undo()
             if current.ending is not None:  # the guard's own commit
@@ -177,9 +178,7 @@ class _Fence(TransactionListener):
         try:
             self._pass(current, connection, ledger)
         except (LeaseLost, InvalidRequestError):
-            # Before raising: some drivers' reset would commit what is left open.
-            connection.engine.dialect.do_rollback(connection.connection)
-            ledger.undo()
+            refuse(connection)
             raise
 
     def _pass(self, current: Call, connection: Connection, ledger: Ledger) -> None:
@@ -209,26 +208,20 @@ class _Fence(TransactionListener):
                 endpoint,
             )
 
-    def _refuse_forgotten(
-        self, current: Call, connection: Connection, ledger: Ledger
-    ) -> None:
+    def _refuse_forgotten(self, current: Call, connection: Connection) -> None:
         """Refuse what no record would know of."""
         if any(call.forgotten for call in current.chain()):
-            connection.engine.dialect.do_rollback(connection.connection)
-            ledger.undo()
+            refuse(connection)
             raise IdempotencyConfigError(FORGOTTEN)
 
-    def _refuse_second_commit(
-        self, current: Call, connection: Connection, ledger: Ledger
-    ) -> None:
+    def _refuse_second_commit(self, current: Call, connection: Connection) -> None:
         """Refuse what would be durable beside the one commit of an atomic call."""
         atomic = current.atomic
         own = atomic is not None and atomic.connection is connection
         if atomic is None or (own and atomic.committing):
             return
         if own or self._writes(connection, exactly=True):
-            connection.engine.dialect.do_rollback(connection.connection)
-            ledger.undo()
+            refuse(connection)
             atomic.undone = atomic.undone or own
             raise IdempotencyConfigError(_ONE_COMMIT)
 

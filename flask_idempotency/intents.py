@@ -22,6 +22,7 @@ from .ledger import (
     has_written,
     ledger_in_call,
     ledger_of,
+    refuse,
     start,
 )
 from .unit_of_work import current_call
@@ -98,9 +99,7 @@ class Intents:
                 self._make_room(call)
                 self._mark(call)
         except Exception:  # whatever it is, nothing may be committed without the note
-            connection.engine.dialect.do_rollback(connection.connection)
-            if ledger := ledger_of(connection):
-                ledger.undo()
+            refuse(connection)
             raise
         for running in call.chain():
             running.partly_committed = True

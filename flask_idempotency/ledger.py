@@ -204,6 +204,17 @@ class TransactionListener(ABC):
         """Note, carry or refuse what a commit is about to make durable."""
 
 
+def refuse(connection: Connection) -> None:
+    """
+    Undo a transaction whose commit is refused, before the error is raised.
+
+    On the driver's connection: some drivers' reset would commit what is left open.
+    """
+    connection.engine.dialect.do_rollback(connection.connection)
+    if ledger := ledger_of(connection):
+        ledger.undo()
+
+
 def has_written(connection: Connection, *, unknown: bool = True) -> bool:
     """
     Tell whether the open transaction may have changed data.
